@@ -35,8 +35,8 @@ FP32 = "fp32"  # the variant whose probabilities are PyTorch's
 def add_adapter(repository: Path, model: str, name: str, source: str, base: str | None = None) -> AboutAdapter:
     """Add the adapter of the folder or Hub id `source` to `model`, or replace its adapter `name`.
 
-    `base`: the checkpoint that the model was built from; None: the Hub id that its build.json names. Without either the
-    answers are compared with nothing, and `verified` of the result is None.
+    `base`: the checkpoint that the model was built from; None: the Hub id that its build.json names. If neither is
+    at hand, the answers are compared with nothing, and `verified` of the result is None.
     Raises CheckpointError, RepositoryError, and VerificationError for wrong answers; nothing is written then.
     """
     folder, serving = adaptable_version(repository, model)
@@ -74,9 +74,9 @@ def matrices_by_input(adapter: LoraAdapter) -> dict[str, np.ndarray]:
 
 
 def _base(report: BuildReport, serving: GenerationServing, base: str | None) -> Checkpoint | None:
-    """Return the checkpoint that the model was built from; None if it is not known where that is.
+    """Return the checkpoint that the model was built from; None if `base` does not say where, and it is not on the Hub.
 
-    Raises CheckpointError for another one.
+    Raises CheckpointError for another one, and for a `base` that is not there.
     """
     built = report.checkpoint
     if base is None and built.get("revision") is None:  # build.json does not say where a local folder was
@@ -87,7 +87,12 @@ def _base(report: BuildReport, serving: GenerationServing, base: str | None) -> 
         task=serving.task,
         max_length=serving.arena.length,
     )
-    checkpoint = resolve(spec)
+    try:
+        checkpoint = resolve(spec)
+    except CheckpointError:
+        if base is not None:
+            raise
+        return None
     identity = checkpoint.identity()
     if any(identity[name] != built.get(name) for name in ("revision", "weights_sha256")):
         raise CheckpointError(

@@ -61,7 +61,7 @@ def write_adapter(
 ) -> None:
     """Put an adapter beside the versions of `model`, in place of one of that name. Raises RepositoryError."""
     if not NAME.fullmatch(name):
-        raise RepositoryError(f"{name!r} is not a name of an adapter: use letters, digits, '.', '_' and '-'")
+        raise RepositoryError(f"{name!r} is not a name of an adapter: use up to 100 letters, digits, '.', '_' and '-'")
     stream = io.BytesIO()
     np.savez(stream, **{ABOUT: np.array(json.dumps(asdict(about)))}, **matrices)  # type: ignore[arg-type]
     with changing(repository, model) as change:

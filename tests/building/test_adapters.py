@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from builder.common.errors import BuilderError, CheckpointError, RepositoryError
 from builder.options import make_spec
 from builder.repository.adapters import read_adapters, remove_adapter
 from builder.repository.check import check
+from builder.repository.report.record import BuildReport, read_report
 from builder.runtime.fields import InputError
 from builder.runtime.generation.adapter_files import ALL_ADAPTERS
 from builder.runtime.generation.service import Service
@@ -139,7 +141,7 @@ def test_adapters_change_while_the_model_is_served(clean: Built) -> None:
     assert answer(service) == base
 
 
-@pytest.mark.parametrize("name", ["../1/tokenizer", "a/b", "", ".", "a\0"])
+@pytest.mark.parametrize("name", ["../1/tokenizer", "a/b", "", ".", "a\0", "a" * 300])
 def test_requests_name_no_other_files(clean: Built, name: str) -> None:
     service = opened(clean)
     if not name:
@@ -180,6 +182,23 @@ def test_add_compares_with_the_checkpoint_that_was_built(clean: Built, tmp_path:
         add_adapter(clean.repository, "m", "a", str(clean.saved["a"]), str(other))
     assert read_adapters(clean.repository, "m") == {}
     assert add_adapter(clean.repository, "m", "a", str(clean.saved["a"])).verified is None
+
+
+def test_add_goes_on_without_a_hub_and_not_without_the_named_base(
+    clean: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(spec: Any) -> Any:
+        raise CheckpointError(f"the Hub did not give {spec.model}@{spec.revision}")
+
+    def from_the_hub(repository: Path, name: str) -> BuildReport:
+        report = read_report(repository, name)
+        return replace(report, checkpoint={**report.checkpoint, "source": "org/base", "revision": "5e1f"})
+
+    monkeypatch.setattr("builder.building.adapters.resolve", absent)
+    monkeypatch.setattr("builder.building.adapters.read_report", from_the_hub)
+    assert add_adapter(clean.repository, "m", "a", str(clean.saved["a"])).verified is None
+    with pytest.raises(CheckpointError, match="the Hub did not give org/other@None"):
+        add_adapter(clean.repository, "m", "b", str(clean.saved["b"]), "org/other")
 
 
 def test_add_refuses_wrong_answers(clean: Built, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,3 +250,19 @@ def test_model_without_room_refuses_adapters(built: Built, tmp_path: Path) -> No
         add_adapter(tmp_path, "m", "a", str(built.saved["a"]))
     with pytest.raises(InputError, match="'lora_name' is not an option of this model"):
         Service(tmp_path / "m" / "1").submit({}, {"lora_name": "a"}, lambda answer, last: None)
+
+
+def test_adapter_of_a_quantised_model_is_judged_by_its_agreement(
+    built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"slots": 2, "max_length": 128, "adapters": 1, "adapter_rank": 4, "adapter_layers": "q_proj,v_proj"}
+    judged = {"precision": "int8-weights", "quality": 0.8, "perplexity": 2.0}
+    build(make_spec(model=str(built.checkpoint), name="m", output=tmp_path, **options, **judged))
+    about = add_adapter(tmp_path, "m", "a", str(built.saved["a"]), str(built.checkpoint))
+    assert about.agreement is not None
+    assert 0.8 <= about.agreement < 1
+    with pytest.raises(CheckpointError, match=r"changes model.layers.0.mlp.down_proj, .* places in q_proj, v_proj$"):
+        add_adapter(tmp_path, "m", "c", str(built.saved["c"]))
+    monkeypatch.setattr("builder.building.adapters.merged", lambda model, adapter: nullcontext())
+    with pytest.raises(VerificationError, match="int8-weights with the adapter has a next-token agreement of 0"):
+        add_adapter(tmp_path, "m", "b", str(built.saved["a"]), str(built.checkpoint))

@@ -155,6 +155,16 @@ def test_adapters_search_with_beams_beside_other_rows(llama: Adapted) -> None:
     assert said(other) == llama.generated("b", prompt, 12)
 
 
+def test_drafts_of_the_base_leave_the_tokens_of_an_adapter(llama: Adapted) -> None:
+    loop = DecodeLoop(llama.executor(), SchedulerLimits(queue=9, prefill_tokens=16), draft=llama.executor(2))
+    for name in ("a", "", "b"):
+        prompt = tokens_of(9, 4)
+        sequence = begin(loop, prompt, llama.adapter(name), 24)
+        loop.run_until_idle()
+        assert said(sequence) == llama.generated(name, prompt, 24)
+    assert loop.stats.drafted_tokens > loop.stats.right_drafts > 0
+
+
 def test_prefixes_are_reused_by_the_same_adapter_alone(llama: Adapted) -> None:
     loop, prompt = loop_of(llama.executor(2)), tokens_of(20)
     reused = []

@@ -21,7 +21,7 @@ FOLDER = "adapters"  # beside the version folders
 SUFFIX = ".npz"
 ABOUT = "about"  # array of a file beside its matrices: where the adapter is from, as JSON
 ALL_ADAPTERS = "*"  # asks a model for the names of its adapters
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")  # short enough for the name of a file
 
 
 def adapter_names(folder: Path) -> "list[str]":
