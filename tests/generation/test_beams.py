@@ -15,6 +15,7 @@ from builder.runtime.generation.options import RequestOptions
 from builder.runtime.generation.processors import Rules
 from builder.runtime.generation.scheduler import DeadlineExceeded, SchedulerLimits
 from builder.runtime.generation.sequences import AnswerPiece, BeamSequence, Request
+from tests.generation.asked import Asked, Letters
 from tests.generation.executors import (
     VOCABULARY,
     PagedSumExecutor,
@@ -23,7 +24,7 @@ from tests.generation.executors import (
     expected,
     likeliest,
 )
-from tests.generation.test_decode_loop import Asked, Letters, loop_of
+from tests.generation.test_decode_loop import loop_of
 
 
 def logits_after(tokens: list[int]) -> np.ndarray:

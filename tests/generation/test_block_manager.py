@@ -8,9 +8,9 @@ import pytest
 from builder.runtime.generation.block_manager import BlockManager, OutOfBlocks, PendingWrite
 from builder.runtime.generation.decode_loop import DecodeLoop
 from builder.runtime.generation.scheduler import SchedulerLimits
+from tests.generation.asked import Asked
 from tests.generation.executors import BLOCK, PagedSumExecutor, expected
 from tests.generation.test_beams import Searched, best_answers
-from tests.generation.test_decode_loop import Asked
 
 
 def loop_of(slots: int, blocks: int, max_length: int = 400, reuse: bool = True) -> tuple[DecodeLoop, PagedSumExecutor]:

@@ -41,10 +41,10 @@ from builder.runtime.generation.executors.onnxruntime_cuda_blocks import CudaBlo
 from builder.runtime.generation.executors.paged import PagedRows
 from builder.runtime.generation.scheduler import SchedulerLimits
 from tests.decoders import SIZES, make_decoder, make_decoder_checkpoint
+from tests.generation.asked import Asked
 from tests.generation.copying_device import CopyingDevice
 from tests.generation.device_fault import DeviceFault
 from tests.generation.test_cuda_executor import answers
-from tests.generation.test_decode_loop import Asked
 from tests.graphs.test_decoders import best_tokens, prompts
 from tests.tiny_encoders import VOCABULARY
 

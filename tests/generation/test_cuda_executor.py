@@ -45,9 +45,9 @@ from builder.runtime.generation.sampling import Sampler
 from builder.runtime.generation.scheduler import SchedulerLimits
 from builder.runtime.generation.service import Service
 from tests.decoders import make_decoder, make_decoder_checkpoint
+from tests.generation.asked import Asked
 from tests.generation.copying_device import CopyingDevice
 from tests.generation.device_fault import DeviceFault
-from tests.generation.test_decode_loop import Asked
 from tests.graphs.test_decoders import prompts
 from tests.tiny_encoders import VOCABULARY
 

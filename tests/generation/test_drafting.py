@@ -17,8 +17,8 @@ from builder.runtime.generation.speculation import (
     Drafter,
     DraftLength,
 )
+from tests.generation.asked import Asked
 from tests.generation.executors import VOCABULARY, PagedSumExecutor, SumExecutor, expected
-from tests.generation.test_decode_loop import Asked
 from tests.generation.test_prompt_lookup import CopyingExecutor, said
 
 LENGTH = 400

@@ -15,8 +15,8 @@ from builder.runtime.generation.sampling import Sampler
 from builder.runtime.generation.scheduler import SchedulerLimits
 from builder.runtime.generation.sequences import AnswerPiece, GeneratedSequence, Request
 from builder.runtime.generation.text import StopStrings
+from tests.generation.asked import Letters
 from tests.generation.executors import ReadingExecutor, answered
-from tests.generation.test_decode_loop import Letters
 
 
 class Read:

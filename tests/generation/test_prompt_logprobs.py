@@ -28,8 +28,8 @@ from builder.runtime.generation.scheduler import SchedulerLimits
 from builder.runtime.generation.service import Service
 from builder.runtime.panics import TokenizerError
 from tests.decoders import make_decoder
+from tests.generation.asked import Asked
 from tests.generation.executors import SumExecutor
-from tests.generation.test_decode_loop import Asked
 from tests.graphs.test_decoders import prompts
 from tests.servings import answered, decoder_serving
 from tests.tiny_encoders import VOCABULARY

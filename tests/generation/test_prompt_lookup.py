@@ -18,8 +18,8 @@ from builder.runtime.generation.scheduler import MAX_DECODE_TOKENS, SchedulerLim
 from builder.runtime.generation.sequences import SequenceStatus
 from builder.runtime.generation.speculation import MAX_LOOKUP_LENGTH, MIN_LOOKUP_LENGTH, PromptLookup
 from tests.decoders import make_decoder
+from tests.generation.asked import Asked
 from tests.generation.executors import PagedSumExecutor, SumExecutor, expected
-from tests.generation.test_decode_loop import Asked
 from tests.tiny_encoders import VOCABULARY as WORDS
 
 VOCABULARY = 50

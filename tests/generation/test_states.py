@@ -24,18 +24,14 @@ from builder.options import WeightOptions, make_spec
 from builder.runtime.contract import LayerShape, Session, load_generation
 from builder.runtime.generation.decode_loop import DecodeLoop
 from builder.runtime.generation.executors.onnxruntime import InProcess
-from builder.runtime.generation.options import RequestOptions
-from builder.runtime.generation.processors import Rules
-from builder.runtime.generation.sampling import Sampler
 from builder.runtime.generation.scheduler import SchedulerLimits
-from builder.runtime.generation.sequences import GeneratedSequence, Request
 from builder.runtime.generation.service import Service
-from builder.runtime.generation.text import StopStrings
 from builder.serving.plan.machine import plan
 from tests.decoders import make_decoder, make_decoder_checkpoint
+from tests.generation.asked import Asked
 from tests.tiny_encoders import VOCABULARY
 
-STATEFUL = ("lfm2", "qwen3_next", "granitemoehybrid")  # one model type of each kind of state
+STATEFUL = ("lfm2", "qwen3_next", "granitemoehybrid", "mamba2")  # each kind of state; the last has no attention
 LENGTHS = (1, 2, 40, 17, 3, 30, 9, 5)  # shorter and longer than a convolution is wide
 LONG = 8000  # tokens
 
@@ -115,24 +111,11 @@ def test_copied_slot_continues_like_its_source(exported: Exported) -> None:
     np.testing.assert_allclose(append(executor, 1, [7], 6), append(executor, 0, [7], 6), atol=1e-5)
 
 
-class NoText:
-    """Stand-in for a detokeniser where only tokens are needed."""
-
-    def push(self, token: int) -> str:
-        return ""
-
-    def flush(self) -> str:
-        return ""
-
-
-def begin(loop: DecodeLoop, prompt: list[int], count: int) -> GeneratedSequence:
+def begin(loop: DecodeLoop, prompt: list[int], count: int) -> Asked:
     """Submit a greedy request to `loop`."""
-    rules = Rules(RequestOptions(temperature=0.0), max_tokens=count)
-    request = Request(prompt, rules.options, count, lambda piece: None, lambda error: None)
-    text: Any = NoText()
-    sequence = GeneratedSequence(request, Sampler(rules, 0, prompt), text, StopStrings(()), frozenset())
-    loop.submit([sequence])
-    return sequence
+    asked = Asked(prompt, count)
+    loop.submit(asked.sequences)
+    return asked
 
 
 def test_continued_prompt_answers_like_a_new_one(exported: Exported) -> None:
@@ -142,18 +125,18 @@ def test_continued_prompt_answers_like_a_new_one(exported: Exported) -> None:
     begin(loop, first, 12)
     loop.run_until_idle()
     prompt = [*first, *exported.generated(first, 12), 7, 8]
-    sequence = begin(loop, prompt, 12)
+    asked = begin(loop, prompt, 12)
     loop.run_until_idle()
     assert loop.stats.reused_tokens == len(first) + 11, "all but the last token of the answer"
-    assert sequence.tokens[len(prompt) :] == exported.generated(prompt, 12)
+    assert asked.tokens == exported.generated(prompt, 12)
 
     long = tokens_of(60, 1)
     cancelled = begin(loop, long, 12)
     loop.step()
     assert cancelled.request.cancel()
-    sequence = begin(loop, long[:40], 12)
+    asked = begin(loop, long[:40], 12)
     loop.run_until_idle()
-    assert sequence.tokens[40:] == exported.generated(long[:40], 12)
+    assert asked.tokens == exported.generated(long[:40], 12)
 
 
 def test_states_do_not_let_the_loop_guess(exported: Exported) -> None:
