@@ -42,7 +42,10 @@ SPECIAL_IDS = {"pad_token_id": 0, "bos_token_id": 2, "cls_token_id": 2, "eos_tok
 NAMED: tuple[tuple[str, Any], ...] = (  # the first pattern that matches a field's whole name gives its value
     (r"vocab_size|n_token|n_vocab|text_vocab_size", ROWS),
     (r"sliding_window|window_size|attention_chunk_size|local_attention|attention_window", WINDOW),
-    (r"max_position_embeddings|n_positions|n_ctx|max_seq_len|max_sequence_length|seq_length|max_2d_.*", POSITIONS),
+    (
+        r"(max_position_embeddings|n_positions|n_ctx|max_seq_len|(max_sequence|model_max|seq)_length|max_2d_.*)",
+        POSITIONS,
+    ),
     (r"initializer_range|init_std", 0.2),
     (r"qk_head_dim", None),  # the sum of two others
     (r"(.*_)?head_dim|kv_channels|d_kv", 8),

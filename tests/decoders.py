@@ -211,6 +211,11 @@ DECODERS: dict[str, Decoder] = {
         },
         note="two attentions a layer, latents in the cache; experts, some of which return a token as it is",
     ),
+    "mamba2": Decoder(
+        {"num_heads": 4, "head_dim": 16, "n_groups": 2, "state_size": 8, "chunk_size": 64},
+        note="Mamba 2, no attention",
+    ),
+    "megatron-bert": Decoder({"is_decoder": True}),
     "mimo_v2_flash": Decoder(
         {
             **ALTERNATING,
@@ -219,6 +224,10 @@ DECODERS: dict[str, Decoder] = {
             **ROUTED,
         },
         note="sinks, alternating windows, values smaller than keys; experts",
+    ),
+    "minimax": Decoder(
+        {**GROUPED, "head_dim": 8, "layer_types": ["linear_attention", "full_attention"], "num_local_experts": 4},
+        note="linear attention; experts",
     ),
     "minicpm3": Decoder(LATENT, note="latents in the cache"),
     "mistral": Decoder(WINDOW, note="sliding window"),
@@ -244,6 +253,7 @@ DECODERS: dict[str, Decoder] = {
     "olmo3": Decoder(ALTERNATING, note="sliding window"),
     "olmo_hybrid": Decoder({**DELTA, "linear_num_key_heads": 4}, note="gated delta rule"),
     "olmoe": Decoder({**GROUPED, "num_experts": 4, "num_experts_per_tok": 2}, note="experts"),
+    "openai-gpt": Decoder({"n_positions": 256}, note="no cache in transformers"),
     "opt": Decoder({"ffn_dim": 64, "word_embed_proj_dim": 32, "init_std": 0.2}),
     "persimmon": Decoder(),
     "phi": Decoder(GROUPED, note="partial rotary"),
@@ -269,6 +279,11 @@ DECODERS: dict[str, Decoder] = {
         {**GROUPED, "head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
         note="experts",
     ),
+    "recurrent_gemma": Decoder(
+        {**GROUPED, "num_hidden_layers": 3, "lru_width": 32, "head_dim": 8, "attention_window_size": 16},
+        note="gated linear recurrence, sliding window",
+    ),
+    "roberta": Decoder({"is_decoder": True}, note="positions after a padding row"),
     "seed_oss": Decoder({**GROUPED, "head_dim": 8}),
     "smollm3": Decoder({**GROUPED, "no_rope_layers": [1, 0]}, note="layers without positions"),
     "stablelm": Decoder({**GROUPED, "partial_rotary_factor": 0.25}, note="partial rotary"),

@@ -34,8 +34,8 @@ from builder.runtime.generation.executors.openvino import OpenVinoExecutor
 from builder.runtime.generation.scheduler import SchedulerLimits
 from builder.runtime.generation.service import Service
 from tests.decoders import DECODERS, SIZES, make_decoder, make_decoder_checkpoint
+from tests.generation.asked import Asked
 from tests.generation.test_cuda_executor import answers
-from tests.generation.test_decode_loop import Asked
 from tests.graphs.test_decoders import NEW_TOKENS, best_tokens, prompts
 from tests.tiny_encoders import VOCABULARY
 

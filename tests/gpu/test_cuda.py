@@ -34,7 +34,7 @@ from builder.runtime.generation.executors.onnxruntime_cuda_blocks import CudaBlo
 from builder.runtime.generation.scheduler import SchedulerLimits
 from builder.runtime.generation.stats import Stats
 from tests.decoders import make_decoder
-from tests.generation.test_decode_loop import Asked
+from tests.generation.asked import Asked
 from tests.graphs.test_decoders import prompts
 from tests.models import minilm
 from tests.tiny_encoders import VOCABULARY

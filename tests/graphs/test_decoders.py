@@ -204,8 +204,8 @@ def test_fuse_merges_projections_and_rotations(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model_type", "options", "reason"),
     [
-        ("mamba", {}, "mamba cannot be served for generation"),
-        ("openai-gpt", {"n_positions": 64}, "openai-gpt cannot be served for generation"),
+        ("rwkv", {}, "rwkv cannot be served for generation"),
+        ("xlm", {}, "its tokens see those after them"),
         ("llama", {"is_causal": False}, "its tokens see those after them"),
         ("doge", {"num_key_value_heads": 2}, "doge .* its attention changes the mask that it is given"),
         (
@@ -255,12 +255,12 @@ def test_unfused_rotation_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_build_refuses_unsupported_options_before_measuring(tmp_path: Path) -> None:
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("mamba", **SIZES))
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("rwkv", **SIZES))
     model.save_pretrained(tmp_path / "checkpoint")
     make_tokenizer("bpe", type_ids=False).save_pretrained(tmp_path / "checkpoint")
     spec = make_spec(model=str(tmp_path / "checkpoint"), name="m", output=tmp_path / "out", max_length=64)
     with pytest.raises(
-        ExportError, match="mamba cannot be served for generation: it returns no cache of keys and values"
+        ExportError, match="rwkv cannot be served for generation: it returns no cache of keys and values"
     ):
         build(spec)
     assert not (tmp_path / "out").exists()

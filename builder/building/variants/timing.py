@@ -7,6 +7,7 @@ whether other programs used the cores meanwhile.
 from __future__ import annotations
 
 import copy
+import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -17,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import Cache, PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedModel
 
 from builder.building.verify.generation import geometry_of
 from builder.building.verify.seq2seq import Graphs
@@ -26,6 +27,7 @@ from builder.common.speed import Latencies
 from builder.engines import Infer
 from builder.engines.decoding import Executors
 from builder.engines.encoding import encoding_engine
+from builder.graphs.export.caches import cache_argument
 from builder.graphs.export.rows import Rows
 from builder.graphs.onnx.graph import Graph
 from builder.runtime.contract import CacheType, LayerShape
@@ -134,10 +136,10 @@ def _rough_latencies(runs: Mapping[str, Run]) -> Latencies:
 def pytorch_decoder_latencies(model: PreTrainedModel, threads: int) -> Latencies:
     """Time a token of each number of rows after `CONTEXT` tokens, and a prompt of 128, as transformers runs them."""
     with pytorch_with(threads):
-        context = torch.ones((1, CONTEXT), dtype=torch.long)
-        past = model(input_ids=context, use_cache=True, logits_to_keep=1).past_key_values
+        name, past = cache_argument(model), _pytorch_context(model)
         runs = {
-            f"token, {rows} rows": _pytorch_step(model, rows, past_key_values=_repeated(past, rows)) for rows in ROWS
+            f"token, {rows} rows": _pytorch_step(model, rows, **({name: _repeated(past, rows)} if past else {}))
+            for rows in ROWS
         }
         prompt = torch.ones((1, 2 * CONTEXT), dtype=torch.long)
         runs["prompt of 128"] = lambda: model(input_ids=prompt, use_cache=True, logits_to_keep=1)
@@ -158,6 +160,16 @@ def pytorch_seq2seq_latencies(model: PreTrainedModel, threads: int) -> Latencies
         return _rough_latencies(runs)
 
 
+def _pytorch_context(model: PreTrainedModel) -> Cache | None:
+    """Return the cache after `CONTEXT` tokens; None for a model without one, which reads the text for each token."""
+    context, name = torch.ones((1, CONTEXT), dtype=torch.long), cache_argument(model)
+    past: Cache | None = getattr(model(input_ids=context, use_cache=True, logits_to_keep=1), name, None)
+    if past is None and name in inspect.signature(model.forward).parameters:  # it fills a cache, and does not return it
+        past = DynamicCache(config=model.config)
+        model(input_ids=context, use_cache=True, logits_to_keep=1, **{name: past})
+    return past
+
+
 def _repeated(past: Cache, rows: int) -> Cache:
     """Return a cache of `rows` rows, each as the one of `past`."""
     repeated = copy.deepcopy(past)
@@ -167,7 +179,7 @@ def _repeated(past: Cache, rows: int) -> Cache:
 
 def _pytorch_step(model: PreTrainedModel, rows: int, **state: Any) -> Run:
     name = "decoder_input_ids" if "encoder_outputs" in state else "input_ids"
-    inputs = {**state, name: torch.ones((rows, 1), dtype=torch.long)}
+    inputs = {**state, name: torch.ones((rows, 1 if state else CONTEXT + 1), dtype=torch.long)}
     return lambda: model(**inputs, use_cache=True)
 
 

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from builder.building.verify.emitted import ForcedRow, generate, perplexity, teacher_forced
 from builder.common.errors import VerificationError
 from builder.engines.decoding import Executors
+from builder.graphs.export.positions import first_position
 from builder.runtime.contract import CacheType, LayerShape
 from builder.runtime.generation.executors.base import Geometry
 from builder.runtime.generation.executors.onnxruntime import InPlace
@@ -175,12 +176,17 @@ def greedy_tokens(model: PreTrainedModel, prompt: Sequence[int], count: int) -> 
 
 
 def generate_with(model: PreTrainedModel, tokens: Sequence[int], **settings: Any) -> torch.Tensor:
-    """Run `model.generate` on one row with `settings` in place of its generation_config."""
+    """Run `model.generate` on one row with `settings` in place of its generation_config.
+
+    Its positions are those that the model counts by itself.
+    """
     ids, before = torch.tensor([list(tokens)]), model.generation_config
+    first = first_position(model)
+    explicit = {"position_ids": first + torch.arange(ids.shape[1])[None]} if first else {}
     try:
         model.generation_config = type(before)(**settings)
         with torch.no_grad():
-            result: torch.Tensor = model.generate(ids, attention_mask=torch.ones_like(ids))
+            result: torch.Tensor = model.generate(ids, attention_mask=torch.ones_like(ids), **explicit)
     finally:
         model.generation_config = before
     return result

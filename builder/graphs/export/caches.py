@@ -7,15 +7,23 @@ no task.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
 import torch
+from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from builder.common.errors import ExportError
+
+
+def cache_argument(model: PreTrainedModel) -> str:
+    """Return the name by which `model` takes and returns its cache: models of states alone have one of their own."""
+    own = "cache_params"
+    return own if own in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 class _NoStates(list[Any]):
@@ -38,6 +46,9 @@ class ExportStates:
         self.past, self.appended = past, appended
         self.present: dict[int, list[torch.Tensor]] = {layer: [] for layer in past}
         self.layer: int | None = None
+
+    def begin_next(self) -> None:
+        self.layer = next((layer for layer, present in self.present.items() if not present), None)
 
     def take(self) -> torch.Tensor:
         if self.layer is None or len(self.present[self.layer]) == len(self.past[self.layer]):
@@ -93,10 +104,16 @@ class ExportCache(Cache):  # type: ignore[misc]
         """Return the layer that appends these very tensors to its cache; None if none does."""
         return next((layer for layer, *tensors in self.updated if tensors[0] is key and tensors[1] is value), None)
 
+    def begin_next(self) -> None:
+        """Let the next layer run that attends, for layers that do not know their number."""
+        self.layer = next((layer for layer in self._attending() if layer not in self.present), None)
+
+    def _attending(self) -> list[int]:
+        return [layer for layer in range(len(self)) if self.past[2 * layer] is not None]
+
     def outputs(self) -> tuple[torch.Tensor, ...]:
         """Return present_key_0, present_value_0, present_key_1, ..., then the states."""
-        layers = [layer for layer in range(len(self)) if self.past[2 * layer] is not None]
-        present = _outputs(self.present, layers, "an attention that does not use the cache")
+        present = _outputs(self.present, self._attending(), "an attention that does not use the cache")
         return present if self.states is None else (*present, *self.states.outputs())
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
@@ -227,6 +244,13 @@ def exporting(cache: ExportCache) -> Iterator[None]:
 def is_exporting() -> bool:
     """Return True while a decoder's forward over caches as tensors runs."""
     return _running.get() is not None
+
+
+def begin_next_states() -> None:
+    """Let the next layer run that keeps states, for layers that do not know their number."""
+    states = running_cache().states
+    assert states is not None
+    states.begin_next()
 
 
 def running_cache() -> ExportCache:

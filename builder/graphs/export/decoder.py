@@ -32,14 +32,14 @@ from transformers.cache_utils import EncoderDecoderCache
 
 from builder.checkpoints.drafts.layers import TargetStates
 from builder.common.errors import ExportError
-from builder.graphs.export.architectures import fused_attention
+from builder.graphs.export.architectures import fused_attention, own_layers
 from builder.graphs.export.cached_attention import CACHED
-from builder.graphs.export.caches import ExportCache, ExportStates, exporting
+from builder.graphs.export.caches import ExportCache, ExportStates, cache_argument, exporting
 from builder.graphs.export.chosen_experts import chosen_experts
 from builder.graphs.export.failure import reason
 from builder.graphs.export.latent import absorbed_attention, latent_layers, latent_shape
 from builder.graphs.export.lora import AdapterRoom, adaptable_layers, adding_lora, drop_unread_stacks
-from builder.graphs.export.positions import PROBE, are_close, looked_up, table_rows
+from builder.graphs.export.positions import PROBE, are_close, first_position, looked_up, table_rows
 from builder.graphs.export.program import export_graph
 from builder.graphs.export.rotary import equal_positions, fused_rotary, settled_frequencies
 from builder.graphs.export.states import fused_states, state_shapes
@@ -64,13 +64,14 @@ class DecoderExport:
     caches: tuple[LayerShape, ...]
     attentions: int
     rotary_left: tuple[str, ...] = ()  # functions that rotate and run as separate operators
+    first_position: int = 0  # of a text's first token
 
 
 class DecoderGraph(torch.nn.Module):
     """Module that is exported: `STEP_INPUTS` and the past by position, logits and the present out.
 
-    rows: the model's `table_rows`, None if it takes position_ids. adapted: layers with places for adapters. states:
-    what a draft reads, the last output.
+    rows: the model's `table_rows`, None if it takes position_ids, of which the first of a text is `first_position`.
+    adapted: layers with places for adapters. states: what a draft reads, the last output.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class DecoderGraph(torch.nn.Module):
         rows: Mapping[str, int] | None,
         adapted: Sequence[str] = (),
         states: TargetStates | None = None,
+        first_position: int = 0,
     ) -> None:
         super().__init__()
         self.model = model
@@ -88,6 +90,7 @@ class DecoderGraph(torch.nn.Module):
         self.adapted = tuple(adapted)
         self.states = states
         self.projection = None if states is None else states.projection  # a child, so that its weights are exported
+        self.first_position = first_position
 
     def forward(self, *tensors: Any) -> tuple[torch.Tensor, ...]:
         input_ids, position_ids, seqlens_k, total, positions, *rest = tensors
@@ -98,13 +101,14 @@ class DecoderGraph(torch.nn.Module):
         }
         states = ExportStates(kept, next(remaining)) if kept else None
         cache = ExportCache(past, seqlens_k, total, states)
-        explicit: dict[str, Any] = {"position_ids": position_ids} if self.rows is None else {}
+        own = position_ids + self.first_position if self.first_position else position_ids
+        explicit: dict[str, Any] = {"position_ids": own} if self.rows is None else {}
         if self.states is not None:
             explicit["output_hidden_states"] = True
         tables = looked_up(self.model, self.rows or {}, position_ids)
         lora = adding_lora(self.model, self.adapted, tuple(remaining))
         with exporting(cache), tables, lora, logits_at(self.model, positions):
-            result = self.model(input_ids=input_ids, past_key_values=cache, use_cache=True, **explicit)
+            result = self.model(input_ids=input_ids, **{cache_argument(self.model): cache}, use_cache=True, **explicit)
         hidden = () if self.states is None else (self.states.of(result.hidden_states),)
         return result.logits, *cache.outputs(), *hidden
 
@@ -140,17 +144,17 @@ def export_decoder(
     path = folder / "exported" / MODEL_FILE
     caches = caches or cache_shapes(model)
     with refused_by_name(model):
-        rows = table_rows(model)
+        rows, first = table_rows(model), first_position(model)
         stacks = {} if room is None else room.shapes(adaptable_layers(model))
         _refuse_later_tokens(model)
         adapted = [name.removeprefix(LORA_A) for name in stacks if name.startswith(LORA_A)]
-        step = DecoderGraph(model, caches, rows, adapted, states)
+        step = DecoderGraph(model, caches, rows, adapted, states, first)
         after = () if states is None else (HIDDEN_STATES,)
         with fused_layers(model, max_length) as unfused:
             graph = export_step(step, caches, path, stacks=stacks, after=after)
         attending = sum(cache.heads > 0 or _shares(model.config, layer) for layer, cache in enumerate(caches))
         refuse_unfused(graph, caches, attending)
-    return DecoderExport(graph, caches, attending, unfused)
+    return DecoderExport(graph, caches, attending, unfused, first)
 
 
 @contextmanager
@@ -183,12 +187,16 @@ def cache_shapes(model: PreTrainedModel, **inputs: torch.Tensor) -> tuple[LayerS
 
     Raises ExportError, which names the model.
     """
+    own = own_layers(model)
+    if own is not None:
+        return own
     shapes, latent = [], latent_layers(model)
     with refused_by_name(model):
         with torch.no_grad(), _without_padding(model.config):
             result = model(**(inputs or {"input_ids": PROBE}), use_cache=True)
-        past: Any = getattr(result, "past_key_values", None)
+        past: Any = getattr(result, cache_argument(model), None)
         if past is None:
+            _refuse_later_tokens(model)
             raise ExportError(f"it returns no cache of keys and values (past_key_values); {ELSEWHERE}")
         if type(past) is EncoderDecoderCache and not past.cross_attention_cache.get_seq_length():
             past = past.self_attention_cache
@@ -210,8 +218,6 @@ def cache_shapes(model: PreTrainedModel, **inputs: torch.Tensor) -> tuple[LayerS
                 shapes.append(LayerShape(cached.heads, cached.size, states))
             else:  # the operators take keys and values of one size
                 shapes.append(LayerShape(int(keys.shape[1]), int(max(keys.shape[3], values.shape[3])), states))
-        if not any(shape.heads for shape in shapes):
-            raise ExportError("it has no attention layers")
     return tuple(shapes)
 
 
@@ -229,6 +235,8 @@ def _only_computes(config: PreTrainedConfig, layer: int) -> bool:
 
 def _refuse_later_tokens(model: PreTrainedModel) -> None:
     """Raise ExportError if a token of `model` sees those after it, as in a model of prefixes (PaliGemma)."""
+    if model.device.type == "meta":
+        return  # it has no values to compare
     with torch.no_grad():
         alone, followed = (model(input_ids=ids, use_cache=True).logits[0, 0] for ids in (PROBE[:, :1], PROBE))
     if not are_close(alone, followed):

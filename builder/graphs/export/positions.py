@@ -1,7 +1,8 @@
 """Positions of a decoder's tokens, which the decode loop counts from 0 for each row: how a model receives them.
 
-Most models take `position_ids`. Others take none, and add as many rows of a table as the text has tokens. Knows modules
-by the names of their position tables; knows no architecture.
+Most models take `position_ids`, which start at 0, or after a padding row (`first_position`). Others take none, and add
+as many rows of a table as the text has tokens. Knows modules by the names of their position tables; knows no
+architecture.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ def table_rows(model: PreTrainedModel) -> dict[str, int] | None:
 
     Returns None for a model that takes `position_ids` instead. Raises ExportError for one that counts otherwise.
     """
-    if "position_ids" in inspect.signature(model.forward).parameters:
+    if _takes_positions(model):
         _refuse_other_starts(model)
         return None
     rows: dict[str, int] = {}
     unknown: list[str] = []
-    tables = [name for name, _ in model.named_modules() if name.rsplit(".", 1)[-1] in POSITION_TABLES]
+    tables = list(_tables(model))
 
     def hook(name: str) -> Hook:
         def compare(module: torch.nn.Module, arguments: tuple[object, ...], output: Any) -> None:
-            first = _first_row(getattr(module, "weight", None), output, model.config.hidden_size)
+            first = _first_row(getattr(module, "weight", None), output)
             if first is None:
                 unknown.append(name)
             else:
@@ -67,13 +68,13 @@ def looked_up(model: PreTrainedModel, rows: Mapping[str, int], position_ids: tor
         yield
 
 
-def _first_row(table: Any, output: Any, hidden: int) -> int | None:
-    """Return the row of `table` from which on the output has its rows, as wide as the model; None if it has others."""
+def _first_row(table: Any, output: Any) -> int | None:
+    """Return the row of `table` from which on the output has its rows; None if it has others."""
     if not isinstance(table, torch.Tensor) or not isinstance(output, torch.Tensor):
         return None
-    if not table.shape[-1] == output.shape[-1] == hidden:
+    if table.shape[-1] != output.shape[-1]:
         return None
-    added = output.reshape(-1, hidden)[: PROBE.shape[1]]
+    added = output.reshape(-1, table.shape[-1])[: PROBE.shape[1]]
     equal = (table.unfold(0, PROBE.shape[1], 1).transpose(1, 2) == added).flatten(1).all(dim=1).nonzero()
     return int(equal[0]) if len(equal) else None
 
@@ -83,16 +84,41 @@ def are_close(logits: torch.Tensor, expected: torch.Tensor) -> bool:
     return torch.allclose(logits, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
 
 
+def first_position(model: PreTrainedModel) -> int:
+    """Return the first of a text's `position_ids` as `model` counts them by itself; 0 if it takes none.
+
+    A table with a padding index may start after it, as RoBERTa's does: it was trained so, although transformers'
+    `generate` counts from 0 unless it is given positions.
+    """
+    if not _takes_positions(model):
+        return 0
+    tables = _tables(model).values()
+    paddings: set[int] = {getattr(table, "padding_idx", None) for table in tables} - {None}  # type: ignore[assignment]
+    return next((index + 1 for index in paddings if _counts_from(model, index + 1)), 0)
+
+
 def _refuse_other_starts(model: PreTrainedModel) -> None:
-    """Raise ExportError if `model` by itself does not count as transformers' `generate` makes it count, from 0."""
+    """Raise ExportError if `model` by itself does not count from its `first_position`."""
+    if not _counts_from(model, first_position(model)):
+        raise ExportError(
+            "it counts positions by itself, neither from 0 nor from the row after a table's padding index"
+        )
+
+
+def _counts_from(model: PreTrainedModel, first: int) -> bool:
     with torch.no_grad():
         alone = model(input_ids=PROBE, use_cache=True).logits
-        counted = model(input_ids=PROBE, position_ids=torch.arange(PROBE.shape[1])[None], use_cache=True).logits
-    if not are_close(counted, alone):
-        raise ExportError(
-            "it does not count positions from 0 unless transformers' generate makes it, whose texts are not its most "
-            "probable ones"
-        )
+        positions = first + torch.arange(PROBE.shape[1])[None]
+        return are_close(model(input_ids=PROBE, position_ids=positions, use_cache=True).logits, alone)
+
+
+def _takes_positions(model: PreTrainedModel) -> bool:
+    return "position_ids" in inspect.signature(model.forward).parameters
+
+
+def _tables(model: PreTrainedModel) -> dict[str, torch.nn.Module]:
+    """Return the position tables of `model` by the names of their modules."""
+    return {name: one for name, one in model.named_modules() if name.rsplit(".", 1)[-1] in POSITION_TABLES}
 
 
 @contextmanager

@@ -8,6 +8,7 @@ that a call does not append to keep theirs. Knows tensors; knows no architecture
 
 from __future__ import annotations
 
+import math
 import sys
 from contextlib import AbstractContextManager
 from types import ModuleType
@@ -22,7 +23,7 @@ from builder.common.errors import ExportError
 from builder.common.replaced import replaced
 from builder.graphs.export.caches import ExportStates, running_cache
 
-STATE_SPACE = "mamba2_chunk_scan"
+STATE_SPACE, SELECTIVE_SCAN = "mamba2_chunk_scan", "mamba_selective_scan"
 L2_EPSILON = 1e-6  # of transformers' functions
 FUSED_ACTIVATIONS = ("silu", "swish")  # those that the convolution applies itself
 
@@ -83,18 +84,18 @@ def gated_delta_rule(
     beta: torch.Tensor,
     use_qk_l2norm_in_kernel: bool = False,
     **options: Any,
-) -> tuple[torch.Tensor, None]:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Emit one LinearAttention node over the running layer's next state: the gated delta rule (arXiv:2412.06464).
 
     query, key: (batch, sequence, key heads, key size); value: (batch, sequence, value heads, value size); beta: (batch,
     sequence, value heads); g, the logarithm of the decay, of a head or of each of its keys: like beta, or with the key
     size as fourth axis. The state is (batch, value heads, key size, value size).
-    Returns (batch, sequence, value heads, value size), and no state: the cache has it.
+    Returns (batch, sequence, value heads, value size), and the state after it, which the cache has already.
     """
     if use_qk_l2norm_in_kernel:
         query, key = _normalised(query), _normalised(key)
     scale = query.shape[-1] ** -0.5
-    return _linear_attention("gated_delta", query, key, value, _advancing(g), _advancing(beta), scale), None
+    return _linear_attention("gated_delta", query, key, value, _advancing(g), _advancing(beta), scale)
 
 
 def state_space_duality(
@@ -115,16 +116,16 @@ def state_space_duality(
     State = exp(dt A) state + B (dt x), read by C: decay, keys, values and queries of a linear attention.
     hidden_states: (batch, sequence, heads, size); dt: (batch, sequence, heads); A, D, dt_bias: (heads,); B, C: (batch,
     sequence, groups, state size). The state is (batch, heads, state size, size).
-    Returns (batch, sequence, heads, size), with None for its state, which the cache has, if states are to be returned.
+    Returns (batch, sequence, heads, size), with the state after it if states are to be returned.
     """
     dt = dt if dt_bias is None else dt + dt_bias
     dt = torch.nn.functional.softplus(dt) if dt_softplus else dt
     if tuple(dt_limit) != (0.0, float("inf")):
         dt = torch.clamp(dt, *dt_limit)
     dt = _advancing(dt)
-    output = _linear_attention("gated", C, B, hidden_states * dt[..., None], dt * A, None, 1.0)
+    output, state = _linear_attention("gated", C, B, hidden_states * dt[..., None], dt * A, None, 1.0)
     output = output if D is None else output + hidden_states * D[:, None]
-    return (output, None) if return_final_states else output
+    return (output, state) if return_final_states else output
 
 
 def selective_scan(
@@ -145,17 +146,29 @@ def selective_scan(
     Each channel is a head with values of one number, and decays each of its keys by itself.
     hidden_states, dt, z: (batch, channels, sequence); A: (channels, state size); B, C: (batch, state size, sequence);
     D, delta_bias: (channels,). The state is (batch, channels, state size, 1).
-    Returns (batch, channels, sequence), with None for its state, which the cache has, if states are to be returned.
+    Returns (batch, channels, sequence), with the state after it if states are to be returned.
     """
     dt = dt if delta_bias is None else dt + delta_bias[:, None]
     dt = _advancing(torch.nn.functional.softplus(dt) if delta_softplus else dt)
     query, key = (tensor.transpose(1, 2).unsqueeze(2) for tensor in (C, B))
     value = (hidden_states * dt).transpose(1, 2).unsqueeze(3)
-    scanned = _linear_attention("gated", query, key, value, dt.transpose(1, 2).unsqueeze(3) * A, None, 1.0)
+    scanned, state = _linear_attention("gated", query, key, value, dt.transpose(1, 2).unsqueeze(3) * A, None, 1.0)
     output = scanned.squeeze(3).transpose(1, 2)
     output = output if D is None else output + hidden_states * D[:, None]
     output = output if z is None else output * torch.nn.functional.silu(z)
-    return (output, None) if return_last_state else output
+    return (output, state) if return_last_state else output
+
+
+def decaying_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, decay: torch.Tensor
+) -> torch.Tensor:
+    """Emit one LinearAttention node over the running layer's next state: state = exp(decay) state + key value^T.
+
+    query, key: (batch, sequence, key heads, key size); value: (batch, sequence, heads, value size); decay: (batch,
+    sequence, heads). The state is (batch, heads, key size, value size). Returns the state read by `query`, shaped like
+    `value`.
+    """
+    return _linear_attention("gated", query, key, _advancing(value), _advancing(decay), None, 1.0)[0]
 
 
 def _advancing(values: torch.Tensor) -> torch.Tensor:
@@ -179,8 +192,11 @@ def _linear_attention(
     decay: torch.Tensor,
     beta: torch.Tensor | None,
     scale: float,
-) -> torch.Tensor:
-    """Emit one LinearAttention node with the update `rule`; each key head serves as many value heads in turn."""
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Emit one LinearAttention node with the update `rule`; each key head serves as many value heads in turn.
+
+    Returns its output, shaped like `value`, and the state after it.
+    """
     states = _running_states()
     past = states.take()
     batch, sequence, heads, size = value.shape
@@ -198,7 +214,7 @@ def _linear_attention(
         version=1,
     )
     states.put(present)
-    return output.reshape(batch, sequence, heads, size)
+    return output.reshape(batch, sequence, heads, size), present
 
 
 def state_shapes(model: PreTrainedModel, layer: CacheLayerMixin) -> tuple[tuple[int, ...], ...]:
@@ -210,7 +226,8 @@ def state_shapes(model: PreTrainedModel, layer: CacheLayerMixin) -> tuple[tuple[
     recurrences = [tuple(map(int, s.shape[1:])) for s in layer.recurrent_states.values() if s is not None]
     if any(hasattr(owner, STATE_SPACE) for owner in _owners(model)):  # transformers has the state size last
         recurrences = [(*heads, state, size) for *heads, size, state in recurrences]
-    recurrences = [(*shape, 1) if len(shape) == 2 else shape for shape in recurrences]  # of heads with one number
+    if any(hasattr(owner, SELECTIVE_SCAN) for owner in _owners(model)):  # heads with one number; Zamba stacks scans
+        recurrences = [(*shape[-2:], 1) for shape in recurrences for _ in range(math.prod(shape[:-2]))]
     return (*convolutions, *recurrences)
 
 
@@ -225,6 +242,6 @@ FUNCTIONS = {
     "causal_conv1d_fn": causal_convolution,
     "torch_chunk_gated_delta_rule": gated_delta_rule,
     "chunk_kimi_delta_attention": gated_delta_rule,
-    "mamba_selective_scan": selective_scan,
+    SELECTIVE_SCAN: selective_scan,
     STATE_SPACE: state_space_duality,
 }

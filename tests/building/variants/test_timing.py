@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from builder.building.variants import timing
+from tests.decoders import make_decoder
 
 
 class Clock:
@@ -60,3 +61,20 @@ def test_rough_times_warm_up_once_with_the_smallest_shape(monkeypatch: pytest.Mo
     times = timing._rough_latencies({shape: partial(calls.append, shape) for shape in ("1x16", "8x128")})
     assert calls == ["1x16", "1x16", "8x128"]
     assert list(times) == ["1x16", "8x128"]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "tokens"), [("llama", 1), ("mamba2", 1), ("recurrent_gemma", 1), ("openai-gpt", timing.CONTEXT + 1)]
+)
+def test_pytorch_reads_a_token_or_the_text_as_its_cache_allows(
+    model_type: str, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step is given a cache by the model's own name for it; GPT, which has none, reads the whole text again."""
+    model, steps = make_decoder(model_type), []
+    monkeypatch.setattr(timing, "_rough_latencies", lambda runs: [run() for run in runs.values()])
+    handle = model.register_forward_pre_hook(
+        lambda module, arguments, inputs: steps.append(tuple(inputs["input_ids"].shape)), with_kwargs=True
+    )
+    timing.pytorch_decoder_latencies(model, 1)
+    handle.remove()
+    assert steps[-1 - len(timing.ROWS) : -1] == [(rows, tokens) for rows in timing.ROWS]

@@ -63,6 +63,9 @@ from builder.runtime.contract import Arena, Chat, GenerationServing, LayerShape
 from builder.runtime.fields import Field
 from builder.runtime.generation.adapter_files import ADAPTER
 
+OTHER_START = (
+    "its positions start at {first}, as it was trained; transformers' generate counts from 0, which makes other texts"
+)
 LONG_PROMPT = 24  # tokens of the prompts that are run on the engine of the release too
 
 
@@ -197,6 +200,7 @@ class Decoder:
                     ],
                 ),
                 *(f"{name} runs as separate operators, which is right but slower" for name in exported.rotary_left),
+                *((OTHER_START.format(first=exported.first_position),) if exported.first_position else ()),
             ),
             choice=selection.choice,
             chosen=choice.measured.name,

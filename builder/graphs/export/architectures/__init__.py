@@ -2,8 +2,9 @@
 
 The folder is the registry: `<model_type>.py` has `REPLACED`, a class of transformers, the name of its method, and a
 method with which every attention emits the fused operator; or several such triples. It may have `prepared`, a context
-manager in which a model has the modules that those methods use. An architecture without a file here needs none, or
-exports unfused.
+manager in which a model has the modules that those methods use. Where transformers' cache does not show what a layer
+keeps of a text, `layers` returns it, by the configuration. An architecture without a file here needs none, or exports
+unfused.
 """
 
 from __future__ import annotations
@@ -12,20 +13,34 @@ import importlib
 import pkgutil
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from types import ModuleType
 
 from transformers import PreTrainedModel
 
 from builder.common.replaced import replaced
+from builder.runtime.contract import LayerShape
 
 
 @contextmanager
 def fused_attention(model: PreTrainedModel) -> Iterator[None]:
     """Run with the architecture's own way to fuse attention, if it has one."""
-    name = model.config.model_type.replace("-", "_")
-    if name not in {module.name for module in pkgutil.iter_modules(__path__)}:
+    module = _file_of(model)
+    if module is None:
         yield
         return
-    module = importlib.import_module(f"{__name__}.{name}")
     found, prepared = module.REPLACED, getattr(module, "prepared", nullcontext)
     with replaced(*([found] if isinstance(found[1], str) else found)), prepared(model):
         yield
+
+
+def own_layers(model: PreTrainedModel) -> tuple[LayerShape, ...] | None:
+    """Return what each layer keeps of a text, by the architecture's own file; None if transformers' cache shows it."""
+    found = getattr(_file_of(model), "layers", None)
+    return None if found is None else tuple(found(model.config))
+
+
+def _file_of(model: PreTrainedModel) -> ModuleType | None:
+    name = model.config.model_type.replace("-", "_")
+    if name not in {module.name for module in pkgutil.iter_modules(__path__)}:
+        return None
+    return importlib.import_module(f"{__name__}.{name}")
