@@ -34,7 +34,7 @@ from builder.runtime.generation.scheduler import SchedulerLimits
 from builder.runtime.generation.sequences import BeamSequence, GeneratedSequence, Request
 from builder.runtime.generation.text import StopStrings
 from tests.decoders import make_decoder
-from tests.generation.test_states import NoText
+from tests.generation.asked import Letters
 from tests.lora import save_lora
 from tests.tiny_encoders import VOCABULARY
 
@@ -105,7 +105,7 @@ def begin(
     rules = Rules(RequestOptions(temperature=0.0, num_beams=beams), max_tokens=count)
     fail: Callable[[Exception], None] = pytest.fail  # type: ignore[assignment]
     request = Request(prompt, rules.options, count, lambda piece: None, fail, adapter=adapter)
-    text: Any = NoText()
+    text: Any = Letters()
     sequence: GeneratedSequence | BeamSequence
     if beams > 1:
         sequence = BeamSequence(request, BeamSearch(rules, prompt, frozenset()), lambda: text)
