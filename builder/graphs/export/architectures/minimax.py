@@ -10,6 +10,7 @@ from transformers import MiniMaxConfig
 from transformers.models.minimax import modeling_minimax
 from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention
 
+from builder.common.errors import ExportError
 from builder.graphs.export.caches import ExportCache
 from builder.graphs.export.states import decaying_attention
 from builder.runtime.contract import LayerShape
@@ -26,8 +27,13 @@ def layers(config: MiniMaxConfig) -> Iterator[LayerShape]:
 
 
 def _forward(
-    self: MiniMaxLightningAttention, hidden_states: torch.Tensor, past_key_values: ExportCache, **options: Any
+    self: MiniMaxLightningAttention,
+    hidden_states: torch.Tensor,
+    past_key_values: ExportCache | None = None,
+    **options: Any,
 ) -> tuple[torch.Tensor, None]:
+    if past_key_values is None:
+        raise ExportError("its linear attention is fused in a decoder alone")
     past_key_values.get_recurrent_state(self.layer_idx)
     projected = self.act_fn(self.qkv_proj(hidden_states)).unflatten(-1, (self.num_attention_heads, -1))
     query, key, value = projected.split(self.head_dim, dim=3)

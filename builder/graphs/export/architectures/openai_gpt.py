@@ -8,8 +8,9 @@ import torch
 from transformers import OpenAIGPTConfig
 from transformers.models.openai.modeling_openai import Attention
 
+from builder.graphs.export.attention import causal_attention
 from builder.graphs.export.cached_attention import group_query_attention
-from builder.graphs.export.caches import running_cache
+from builder.graphs.export.caches import is_exporting, running_cache
 from builder.runtime.contract import LayerShape
 
 
@@ -28,9 +29,11 @@ def _attn(
     output_attentions: bool = False,
 ) -> list[torch.Tensor]:
     """Attend; key: (batch, heads, head size, sequence)."""
+    key, scale = key.transpose(2, 3), value.shape[-1] ** -0.5 if self.scale else 1.0
+    if not is_exporting():
+        return [causal_attention(query, key, value, scale).transpose(1, 2)]
     running_cache().begin_next()
-    scale = value.shape[-1] ** -0.5 if self.scale else 1.0
-    return [group_query_attention(query, key.transpose(2, 3), value, scale).transpose(1, 2)]
+    return [group_query_attention(query, key, value, scale).transpose(1, 2)]
 
 
 REPLACED = (Attention, "_attn", _attn)
