@@ -12,8 +12,8 @@ from builder.runtime.generation.decode_loop import DecodeLoop
 from builder.runtime.generation.executors.base import Executor
 from builder.runtime.generation.scheduler import SchedulerLimits
 from builder.runtime.generation.speculation import HiddenStatesDrafter
+from tests.generation.asked import Asked
 from tests.generation.executors import VOCABULARY, SumExecutor, expected, next_token
-from tests.generation.test_decode_loop import Asked
 from tests.generation.test_drafting import LENGTH, PROMPT, answered
 from tests.generation.test_prompt_lookup import said
 
