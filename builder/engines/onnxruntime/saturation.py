@@ -1,7 +1,8 @@
 """Find products of bytes that overflow on an x86 CPU without VNNI.
 
 There ONNX Runtime multiplies unsigned activations by signed weights with vpmaddubsw, which adds two products in 16
-bits: 2 * 255 * 64 is the most that fits.
+bits: 2 * 255 * 64 is the most that fits. MatMulNBits and QMoE, which use it too, do not overflow: their kernels of 8
+bits split the weights first, and products of 4 bits fit (mlas/lib/sqnbitgemm_kernel_avx2_int8_blklen64.h).
 """
 
 from __future__ import annotations
