@@ -96,6 +96,11 @@ def refuse_packed(precision: str, options: Collection[str], grids: StoredWeights
         )
 
 
+def stored_weights(packed: PackedFormat) -> StoredWeights:
+    """Return what is known of a checkpoint's codes before its weights are read."""
+    return SharedExponents() if packed.method == MXFP4 else Grids(packed.bits)
+
+
 @contextmanager
 def unpacked(
     packed: PackedFormat, folder: Path, files: Sequence[Path], model: PreTrainedModel
@@ -113,14 +118,11 @@ def unpacked(
             for file in [opened.enter_context(safe_open(path, framework="pt"))]
             for name in file.keys()  # noqa: SIM118  # not a mapping
         }
-        stored: StoredWeights
-        parts: tuple[str, ...]
-        if packed.method == MXFP4:
-            stored, parts = SharedExponents(), (BLOCKS, SCALES)
-            dense = unpacked_experts(tensors)
+        stored = stored_weights(packed)
+        if isinstance(stored, Grids):
+            dense, parts = _matrices(packed, tensors, model, stored), tuple(f".{part}" for part in SUFFIXES)
         else:
-            stored, parts = Grids(packed.bits), tuple(f".{part}" for part in SUFFIXES)
-            dense = _matrices(packed, tensors, model, stored)
+            dense, parts = unpacked_experts(tensors), (BLOCKS, SCALES)
         if not dense:
             raise CheckpointError(
                 f"config.json says {packed.method}, but no weight is stored in that form: there is no {parts[0][1:]}"

@@ -19,7 +19,7 @@ from builder.checkpoints.model import (
     position_limit,
     read_configuration,
 )
-from builder.checkpoints.packed import refuse_packed
+from builder.checkpoints.packed import packed_format, refuse_packed, stored_weights
 from builder.checkpoints.sentence_transformers import read_modules
 from builder.checkpoints.sentence_transformers.kinds import MULTI_VECTOR
 from builder.checkpoints.sentence_transformers.transformer import read_in_lower_case
@@ -104,13 +104,14 @@ def resolve(spec: BuildSpec) -> Checkpoint:
 def describe(source: Source) -> Checkpoint:
     """Find and check a checkpoint, with a model on the meta device: no weight is read. Raises CheckpointError."""
     files = locate(source, weights=False)
+    packed = packed_format(files.config, source.model)
     try:
         model = model_without_weights(files)
     except Exception as error:  # transformers raises errors of any type for a broken checkpoint
         raise CheckpointError(
             f"{source.model} is not a checkpoint for {files.task.name}: {first_line(error)}"
         ) from error
-    return _checkpoint(source, files, model)
+    return replace(_checkpoint(source, files, model), grids=None if packed is None else stored_weights(packed))
 
 
 def _checkpoint(source: Source, files: CheckpointFiles, model: PreTrainedModel) -> Checkpoint:

@@ -29,6 +29,7 @@ from builder.graphs.onnx.graph import load_graph, save_graph
 from builder.graphs.onnx.nodes import replace_nodes
 from builder.graphs.onnx.weights import computing
 from builder.options import WeightOptions, make_spec
+from builder.serving.plan.needs import needs_of
 from tests.decoders import make_decoder_checkpoint
 from tests.graphs.test_experts import layer_graph
 from tests.packing import pack_mxfp4
@@ -142,6 +143,14 @@ def test_larger_or_rounded_mxfp4_is_remarked(precision: str, remark: bool, check
     text = not_as_stored(precision, checkpoint)
     assert (text is not None) == remark
     assert text is None or "--precision int8-weights or int8 serves them as they are" in text
+
+
+def test_plan_of_mxfp4_names_the_precisions_that_serve_it(folder: Path, tmp_path: Path) -> None:
+    spec = make_spec(model=str(folder), output=tmp_path)
+    exact, stored = needs_of(spec), needs_of(spec.model_copy(update={"precision": "int8-weights"}))
+    assert exact.measured.endswith("(mxfp4): --precision int8-weights or int8 serves them as they are")
+    assert "mxfp4" not in stored.measured
+    assert stored.weights < 0.3 * exact.weights
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from builder.building.families.decoder.drafted import draft_spec, memory_of_draft, naming_draft
+from builder.building.families.generating import not_as_stored
 from builder.building.families.seq2seq.settings import read_settings
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.drafts import reads_hidden_states
@@ -46,8 +47,9 @@ def needs_of_checkpoint(spec: BuildSpec) -> ModelNeeds:
     weights = sum(parameter.numel() for parameter in checkpoint.model.parameters())
     size = round(weights * BYTES_PER_WEIGHT.get(spec.precision, 4.0))
     length, family = checkpoint.max_length, checkpoint.family
+    measured = "; ".join(filter(None, [NOT_MEASURED, not_as_stored(spec.precision, checkpoint)]))
     if family in ("encoder", "static"):
-        return ModelNeeds("encoder", size, length, measured=NOT_MEASURED)
+        return ModelNeeds("encoder", size, length, measured=measured)
     with torch.device("meta"):
         if family == "decoder":
             layers = cache_shapes(checkpoint.model)
@@ -55,11 +57,11 @@ def needs_of_checkpoint(spec: BuildSpec) -> ModelNeeds:
             engine = _engine(spec, any(layer.states for layer in layers))
             cache, paged = engine.cache_type, engine.paged
             draft = 0 if spec.draft is None else _bytes(spec, checkpoint)
-            needs = ModelNeeds("generation", size, length, layers, cache=cache, paged=paged, measured=NOT_MEASURED)
+            needs = ModelNeeds("generation", size, length, layers, cache=cache, paged=paged, measured=measured)
             return replace(needs, engine=session_engine(engine.session()).name, draft=draft)
         own, cross = seq2seq_shapes(checkpoint.model)
     answer = read_settings(checkpoint, spec.task, spec.slots, spec.beams, spec.max_answer).max_answer
-    return ModelNeeds("generation", size, answer, own, cross, source=length, measured=NOT_MEASURED)
+    return ModelNeeds("generation", size, answer, own, cross, source=length, measured=measured)
 
 
 def on_gpu(spec: BuildSpec, needs: ModelNeeds) -> ModelNeeds:
