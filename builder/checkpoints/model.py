@@ -130,6 +130,7 @@ def model_without_weights(files: CheckpointFiles) -> PreTrainedModel:
         model = _on_meta(kind, without_quantisation(config))
     if is_part:
         model = text_part(model)
+    model.set_experts_implementation("batched_mm")  # grouped_mm takes bfloat16 alone on the meta device
     _read_generation_config(model, files.folder)
     return model.eval()
 

@@ -45,6 +45,13 @@ def test_needs_of_a_model_with_a_pad_token_require_no_weights(tmp_path: Path) ->
     assert needs.layers == cache_shapes(resolve(make_spec(model=str(folder), output=tmp_path)).model)
 
 
+def test_needs_of_a_mixture_of_experts_require_no_weights(tmp_path: Path) -> None:
+    """Regression: transformers computes experts by an operator that takes bfloat16 alone without weights."""
+    folder = make_decoder_checkpoint(tmp_path / "experts", "glm4_moe")
+    needs = needs_of(make_spec(model=str(folder), output=tmp_path))
+    assert needs.layers == cache_shapes(resolve(make_spec(model=str(folder), output=tmp_path)).model)
+
+
 def test_needs_of_a_published_model_include_its_latencies(repository: Path, checkpoint: Callable[[str], Path]) -> None:
     encoder = published(repository, "topics")
     assert encoder.kind == "encoder"
