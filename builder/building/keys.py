@@ -81,7 +81,7 @@ def stage_keys(spec: BuildSpec) -> dict[str, str]:
     options["serving"] = {name: v for name, v in options["serving"].items() if name not in laid_out}
     around, files = surroundings(), own_files(spec.samples, spec.graph)
     exported = {**checkpoint_facts(spec.source), "code": around["code"], "libraries": around["libraries"]}
-    exported["draft"] = _exported_for(spec.draft_source)
+    exported["draft"] = _exported_for(spec)
     measured = {**exported, **around, "samples": files["samples"]}
     exact = {**measured, "options": _some(options, EXACT if spec.engine != "auto" else ANY_ENGINE), "fits": spec.fits}
     every = {name: value for name, value in options.items() if name not in LAID_OUT}
@@ -95,13 +95,14 @@ def stage_keys(spec: BuildSpec) -> dict[str, str]:
     return {stage: key_of({"stage": stage, **facts[stage]}) for stage in facts}
 
 
-def _exported_for(draft: Source | None) -> dict[str, Any] | None:
+def _exported_for(spec: BuildSpec) -> dict[str, Any] | None:
     """Return the facts of a draft that reads hidden states, which the graph of its target returns; None for others."""
+    draft = spec.draft_source
     if draft is None:
         return None
-    from builder.checkpoints.drafts import reads_hidden_states  # loads huggingface_hub
+    from builder.checkpoints.drafts import draft_format  # loads huggingface_hub
 
-    return checkpoint_facts(draft) if reads_hidden_states(draft) else None
+    return None if draft_format(draft, spec.source) is None else checkpoint_facts(draft)
 
 
 def _some(options: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:

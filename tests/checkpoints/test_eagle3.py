@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from builder.checkpoints.drafts import eagle3, reads_hidden_states
+from builder.checkpoints.drafts import EAGLE3, draft_format, eagle3
 from builder.checkpoints.drafts.layers import DraftLayers
 from builder.common.errors import CheckpointError
 from builder.options import Source
@@ -29,7 +29,7 @@ def target(module_folder: Callable[[str], Path]) -> PreTrainedModel:
 
 
 def loaded(folder: Path, target: PreTrainedModel) -> DraftLayers:
-    assert reads_hidden_states(Source(str(folder)))
+    assert draft_format(Source(str(folder)), Source("org/target")) == EAGLE3
     return eagle3.load(folder, [folder / "model.safetensors"], folder.name, target).eval()
 
 
@@ -113,6 +113,6 @@ def test_eagle3_without_own_vocabulary_has_the_targets_head(target: PreTrainedMo
 
 def test_other_checkpoints_read_no_hidden_states(target: PreTrainedModel, tmp_path: Path) -> None:
     decoder = make_decoder_checkpoint(tmp_path / "decoder", "llama")
-    assert not reads_hidden_states(Source(str(decoder)))
+    assert draft_format(Source(str(decoder)), Source("org/target")) is None
     other = make_eagle3(tmp_path / "other", target, architectures=["Other"], speculators_model_type="other")
-    assert not reads_hidden_states(Source(str(other)))
+    assert draft_format(Source(str(other)), Source("org/target")) is None

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from builder.checkpoints.checkpoint import Checkpoint
-from builder.checkpoints.drafts import checked_folder, eagle3
+from builder.checkpoints.drafts import MTP, checked_folder, draft_format, eagle3, mtp
 from builder.checkpoints.drafts.layers import DraftLayers
 from builder.checkpoints.fetch import read_card, refuse_damaged, weight_files
 from builder.common.hashing import digest_of
@@ -23,8 +23,17 @@ class HiddenStatesDraft:
     layers: DraftLayers
 
 
-def load_draft(source: Source, target: Checkpoint) -> HiddenStatesDraft:
-    """Load a draft for `target`. Raises CheckpointError if the two do not belong together."""
+def load_draft(source: Source, of_target: Source, target: Checkpoint) -> HiddenStatesDraft | None:
+    """Load a draft for `target`, which `of_target` names; None if the source is a decoder.
+
+    Raises CheckpointError if the two do not belong together.
+    """
+    name = draft_format(source, of_target)
+    if name is None:
+        return None
+    if name == MTP:
+        layers = mtp.load(target.folder, target.weights, source.model, target.model)
+        return HiddenStatesDraft(replace(target, config=layers.backbone.config, model=layers.backbone), layers.eval())
     folder, revision = checked_folder(source, weights=True)
     files = weight_files(folder, source.model)
     refuse_damaged(files, source.model)
@@ -44,11 +53,15 @@ def load_draft(source: Source, target: Checkpoint) -> HiddenStatesDraft:
     return HiddenStatesDraft(checkpoint, layers.eval())
 
 
-def describe_draft(source: Source, target: PreTrainedModel) -> DraftLayers:
-    """Return the layers of a draft for `target` on the meta device, where they have no weights.
+def describe_draft(source: Source, of_target: Source, target: PreTrainedModel) -> DraftLayers | None:
+    """Return the layers of a draft on the meta device, where they have no weights; None if the source is a decoder.
 
     Raises CheckpointError.
     """
-    folder, _ = checked_folder(source, weights=False)
+    name = draft_format(source, of_target)
+    if name is None:
+        return None
     with torch.device("meta"):
-        return eagle3.describe(folder, source.model, target)
+        if name == MTP:
+            return mtp.describe(target)
+        return eagle3.describe(checked_folder(source, weights=False)[0], source.model, target)

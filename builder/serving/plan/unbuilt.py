@@ -10,7 +10,6 @@ from builder.building.families.decoder.drafted import draft_spec, memory_of_draf
 from builder.building.families.generating import not_as_stored
 from builder.building.families.seq2seq.settings import read_settings
 from builder.checkpoints.checkpoint import Checkpoint
-from builder.checkpoints.drafts import reads_hidden_states
 from builder.checkpoints.drafts.loading import describe_draft
 from builder.checkpoints.linear_layers import linear_layers
 from builder.checkpoints.resolve import describe
@@ -94,8 +93,9 @@ def _bytes(spec: BuildSpec, target: Checkpoint) -> int:
     """Return the bytes of --draft, its cache included, and of the hidden states of its target if it reads them."""
     own = draft_spec(spec, target.task.name, target.max_length)
     with naming_draft(own.model):
-        if reads_hidden_states(own.source):
-            memory = memory_of_draft(spec, own, describe_draft(own.source, target.model), target)
+        layers = describe_draft(own.source, spec.source, target.model)
+        if layers is not None:
+            memory = memory_of_draft(spec, own, layers, target)
             return memory.cache + round(memory.weights / 4 * BYTES_PER_WEIGHT.get(spec.precision, 4.0))
         needs = needs_of_checkpoint(own)
     return needs.weights + cache_bytes(needs.layers, own.slots, needs.length, BYTES_PER_VALUE[needs.cache])

@@ -20,7 +20,7 @@ from builder.building.families.decoder.one_engine import Decoder
 from builder.building.families.decoder.outputs import SelectedDecoder
 from builder.building.verify.runtimes import Replay
 from builder.checkpoints.checkpoint import Checkpoint
-from builder.checkpoints.drafts import reads_hidden_states
+from builder.checkpoints.drafts import draft_format
 from builder.checkpoints.drafts.layers import DraftLayers
 from builder.checkpoints.drafts.loading import HiddenStatesDraft, load_draft
 from builder.checkpoints.resolve import locate, resolve
@@ -62,16 +62,15 @@ def load_hidden_states_draft(spec: BuildSpec, target: Checkpoint) -> HiddenState
     if source is None:
         return None
     with naming_draft(source.model):
-        if not reads_hidden_states(source):
+        if draft_format(source, spec.source) is None:
             return None
-        engine = engine_of(spec)
-        if not engine.returns_hidden_states:
+        if not engine_of(spec).returns_hidden_states:
             raise SpecError(
                 "it reads hidden states of the model, which only --engine onnxruntime returns; leave --engine out, or "
                 "give a smaller decoder as the draft"
             )
         _refuse_states(target)
-        return load_draft(source, target)
+        return load_draft(source, spec.source, target)
 
 
 def memory_of_draft(spec: BuildSpec, own: BuildSpec, layers: DraftLayers, target: Checkpoint) -> ReservedMemory:
