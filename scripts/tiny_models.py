@@ -132,6 +132,13 @@ ODDITIES: dict[str, dict[str, Any]] = {  # values that the names of the fields d
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "lilt": {"hidden_size": 48, "max_2d_position_embeddings": 1024},
+    "llama4_text": {
+        "num_hidden_layers": 3,
+        "no_rope_layers": [1, 1, 0],
+        "layer_types": ["chunked_attention", "chunked_attention", "full_attention"],
+        "moe_layers": [1, 2],
+        "floor_scale": 8,
+    },
     "longcat_flash": {"expert_ffn_hidden_size": 16, "zero_expert_num": 2, "moe_topk": 2},
     "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1, "state_size": 16},
     "marian": {"decoder_vocab_size": ROWS},

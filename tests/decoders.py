@@ -199,6 +199,21 @@ DECODERS: dict[str, Decoder] = {
         note="short convolutions; experts",
     ),
     "llama": Decoder(GROUPED, note="SmolLM too"),
+    "llama4_text": Decoder(
+        {
+            **GROUPED,
+            "head_dim": 8,
+            "num_hidden_layers": 3,
+            "attention_chunk_size": 16,
+            "no_rope_layers": [1, 1, 0],
+            "floor_scale": 8,
+            "moe_layers": [1, 2],
+            "num_local_experts": 4,
+            "intermediate_size": 32,
+            "intermediate_size_mlp": 64,
+        },
+        note="chunks, layers without positions; experts, a shared one",
+    ),
     "longcat_flash": Decoder(
         {
             **LATENT,

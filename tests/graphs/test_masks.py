@@ -9,7 +9,7 @@ import torch
 from transformers import masking_utils as masks
 
 from builder.common.errors import ExportError
-from builder.graphs.export.masks import Causal, band_of, describe, window_of
+from builder.graphs.export.masks import Causal, band_of, chunks_within, describe, unchanged
 
 
 def test_causal_mask_has_no_window() -> None:
@@ -22,10 +22,22 @@ def test_window_is_read_from_the_mask(window: int) -> None:
     assert describe(mask_function=function, local_size=window) == Causal(window)
 
 
+@pytest.mark.parametrize("size", [2, 16, 8192])
+def test_chunks_are_read_from_the_mask(size: int) -> None:
+    """Transformers counts chunks from the end of the padding, in a tensor whose values a trace does not have."""
+    with chunks_within(size + 1):
+        function = masks.chunked_causal_mask_function(size, torch.empty(3, dtype=torch.long, device="meta"))
+    assert describe(mask_function=function, local_size=size) == Causal(chunk=size)
+    with chunks_within(size):
+        function = masks.chunked_causal_mask_function(size, torch.zeros(3, dtype=torch.long))
+    assert describe(mask_function=function, local_size=size) == Causal(), "no row leaves its first chunk"
+
+
 @pytest.mark.parametrize(
     ("function", "size"),
     [
-        (masks.chunked_causal_mask_function(16, torch.zeros(1, dtype=torch.long)), 16),
+        (masks.chunked_causal_mask_function(17, torch.zeros(1, dtype=torch.long)), 16),
+        (masks.chunked_causal_mask_function(16, torch.ones(1, dtype=torch.long)), 16),
         (masks.sliding_window_causal_mask_function(17), 16),
         (masks.sliding_window_bidirectional_mask_function(16), 16),
         (masks.or_masks(masks.causal_mask_function, masks.bidirectional_mask_function), None),
@@ -34,7 +46,7 @@ def test_window_is_read_from_the_mask(window: int) -> None:
     ],
 )
 def test_mask_of_another_kind_is_refused(function: Any, size: int | None) -> None:
-    with pytest.raises(ExportError, match="neither causal nor a sliding window"):
+    with pytest.raises(ExportError, match="neither causal nor one of windows or chunks"):
         describe(mask_function=function, local_size=size)
 
 
@@ -45,11 +57,11 @@ def test_changed_mask_is_refused(change: Any) -> None:
 
 
 def test_attention_without_a_mask_is_refused() -> None:
-    assert window_of(Causal(5), 0) == 5
+    assert unchanged(Causal(5), 0) == Causal(5)
     with pytest.raises(ExportError, match="layer 3 gets no causal mask"):
-        window_of(None, 3)
+        unchanged(None, 3)
     with pytest.raises(ExportError, match="layer 0 gets a mask of its own"):
-        window_of(torch.zeros(1, 1, 4, 4), 0)
+        unchanged(torch.zeros(1, 1, 4, 4), 0)
 
 
 @pytest.mark.parametrize("band", [1, 2, 16, 128])

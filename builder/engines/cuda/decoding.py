@@ -208,8 +208,8 @@ def decoder_for_cuda(fused: Graph, precision: str, triton: str, in_process: bool
         )
     if "GroupQueryAttention with attention_bias" in needs:
         raise SpecError(
-            "its attention adds a bias to scores (ALiBi), which ONNX Runtime's CUDA kernel does not have; build it for "
-            "the CPU, or with --engine vllm"
+            "its attention adds a bias to scores (ALiBi, or chunks shorter than --max-length), which ONNX Runtime's "
+            "CUDA kernel does not have; build it for the CPU, or with --engine vllm"
         )
     in_float = without_kernel(fused.operators, precision, triton, in_process)
     half = to_half(fused, folder / precision / MODEL_FILE, precision, in_float, real=("logits",))

@@ -150,11 +150,14 @@ def _slopes_of(model: onnx.ModelProto, bias: str) -> np.ndarray:
     extracted = onnx.utils.Extractor(model).extract_model([n for n in _inputs_of(model, bias) if n in names], [bias])
     feeds = {
         "input_ids": np.zeros((1, 1), np.int64),
-        "position_ids": np.full((1, 1), BIAS_KEYS - 1, np.int64),
         "total_sequence_length": np.array([BIAS_KEYS], np.int32),
-        "seqlens_k": np.array([BIAS_KEYS - 1], np.int32),
     }
     needed = {value.name for value in extracted.graph.input}
+    if needed & {"position_ids", "seqlens_k"}:
+        raise ExportError(
+            "its attention hides keys by the place of their query, as attention in chunks does, which OpenVINO's does "
+            "not: use --engine onnxruntime, or a --max-length of one chunk at most"
+        )
     if not needed <= set(feeds):
         raise ExportError(
             f"its attention has a bias that depends on {min(needed - set(feeds))}, not on positions alone, as "

@@ -18,9 +18,10 @@ from builder.common.errors import ExportError
 from builder.graphs.export.attention import merge_heads, refuse_unknown
 from builder.graphs.export.caches import CrossCache, running_cache
 from builder.graphs.export.latent import from_latents, is_absorbed, to_latents
-from builder.graphs.export.masks import describe, window_of
+from builder.graphs.export.masks import describe, unchanged
 
 CACHED = "onnxruntime_group_query_attention"
+HIDDEN = -1e30  # added to the score of a key that does not count; finite, for sums of blocks without any that does
 
 
 def group_query_attention(
@@ -141,11 +142,30 @@ def position_bias(of: Callable[[torch.Tensor], torch.Tensor], sequence: Any) -> 
     """
     cache = running_cache()
     if cache.bias is None:
-        total: Any = cache.total.item()
-        torch._check(total >= 0)  # type: ignore[no-untyped-call]
+        total = _total_length()
         values = of(torch.arange(total, dtype=torch.float32))
         cache.bias = values[None, :, None, :].expand(1, values.shape[0], sequence, total)
     return cache.bias
+
+
+def chunk_bias(size: int) -> torch.Tensor:
+    """Return a bias that hides the chunks of `size` tokens before each query's own: (batch, 1, sequence, total length).
+
+    It is computed once for all layers, whose chunks have one size.
+    """
+    cache = running_cache()
+    if cache.bias is None:
+        if cache.token_positions is None:
+            raise ExportError("attention in chunks beside cross-attention has no fused operator")
+        begins = cache.token_positions - cache.token_positions % size
+        cache.bias = torch.where(torch.arange(_total_length()) < begins[:, None, :, None], HIDDEN, 0.0)
+    return cache.bias
+
+
+def _total_length() -> Any:
+    total: Any = running_cache().total.item()
+    torch._check(total >= 0)  # type: ignore[no-untyped-call]
+    return total
 
 
 def _attention(
@@ -174,10 +194,14 @@ def _attention(
             raise ExportError("cross-attention with soft-capping or sinks has no fused operator")
         # T5 gives its cross-attention a position bias of zeros
         return cross_attention(query, scale, cache.cross), None
-    window = window_of(attention_mask, cache.layer)
+    mask = unchanged(attention_mask, cache.layer)
+    if mask.chunk is not None:
+        if position_bias is not None:
+            raise ExportError("attention in chunks with a bias on positions has no fused operator")
+        position_bias = chunk_bias(mask.chunk)
     absorbed = is_absorbed(module)
     query = to_latents(module, query) if absorbed else query
-    output = group_query_attention(query, key, value, scale, window, softcap, position_bias, s_aux)
+    output = group_query_attention(query, key, value, scale, mask.window, softcap, position_bias, s_aux)
     return from_latents(module, output) if absorbed else output, None
 
 

@@ -91,6 +91,7 @@ class ExportCache(Cache):  # type: ignore[misc]
         self.bias: torch.Tensor | None = None
         self.rotations: dict[int, tuple[torch.Tensor, ...]] = {}
         self.positions: torch.Tensor | None = None  # (batch, sequence), for decoders that take them from the cache
+        self.token_positions: torch.Tensor | None = None  # (batch, sequence), of the new tokens of a decoder alone
         self.cross: CrossCache | None = None
 
     def update(

@@ -39,6 +39,7 @@ from builder.graphs.export.chosen_experts import chosen_experts
 from builder.graphs.export.failure import reason
 from builder.graphs.export.latent import absorbed_attention, latent_layers, latent_shape
 from builder.graphs.export.lora import AdapterRoom, adaptable_layers, adding_lora, drop_unread_stacks
+from builder.graphs.export.masks import chunks_within
 from builder.graphs.export.positions import PROBE, are_close, first_position, looked_up, table_rows
 from builder.graphs.export.program import export_graph
 from builder.graphs.export.rotary import equal_positions, fused_rotary, settled_frequencies
@@ -101,6 +102,7 @@ class DecoderGraph(torch.nn.Module):
         }
         states = ExportStates(kept, next(remaining)) if kept else None
         cache = ExportCache(past, seqlens_k, total, states)
+        cache.token_positions = position_ids
         own = position_ids + self.first_position if self.first_position else position_ids
         explicit: dict[str, Any] = {"position_ids": own} if self.rows is None else {}
         if self.states is not None:
@@ -166,7 +168,7 @@ def fused_layers(model: PreTrainedModel, max_length: int) -> Iterator[tuple[str,
     settled, experts = settled_frequencies(model, max_length), chosen_experts(model)
     attention = (fused_attention(model), absorbed_attention(model), fused_states(model))
     with ExitStack() as replacing:
-        for hook in (*attention, settled, experts, equal_positions(model)):
+        for hook in (*attention, settled, experts, equal_positions(model), chunks_within(max_length)):
             replacing.enter_context(hook)
         unfused = replacing.enter_context(fused_rotary(model))
         model.set_attn_implementation(CACHED)

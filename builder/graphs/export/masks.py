@@ -1,33 +1,40 @@
 """Masks of queries: transformers' description, as far as fused operators support it.
 
 transformers describes a mask by a function of positions and hands the mask made from it to every attention. For a
-causal mask that is `Causal` here, which says the one thing that the operator needs: the window. Over a cache, a mask
-of another kind is refused, as is an attention that changes its mask or gets none. Knows positions; knows no
+causal mask that is `Causal` here, which says what the operator needs: the window, or the size of chunks. Over a cache,
+a mask of another kind is refused, as is an attention that changes its mask or gets none. Knows positions; knows no
 architecture and no task.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
+from transformers import masking_utils
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
 
 from builder.common.errors import ExportError
+from builder.common.replaced import replaced
 
 MaskFunction = Callable[..., torch.Tensor]
 USUAL_WINDOW = 4096  # tokens: no overlay without a window of its own reaches farther
-NO_OPERATOR = "the fused attention over a cache is causal, with a sliding window or without, and can do no other"
+NO_OPERATOR = "the fused attention over a cache is causal, whole, in windows or in chunks, and can do no other"
 
 
 @dataclass(frozen=True)
 class Causal:
-    """Mask in which each token sees those up to itself; with a window, only so many of the last, itself included."""
+    """Mask in which each token sees those up to itself.
+
+    `window`: only so many of the last, itself included; `chunk`: only those of its chunk of so many tokens.
+    """
 
     window: int | None = None
+    chunk: int | None = None
 
     def _changed(self, *arguments: Any) -> NoReturn:
         raise ExportError(f"its attention changes the mask that it is given; {NO_OPERATOR}")
@@ -46,19 +53,35 @@ def describe(*, mask_function: MaskFunction, local_size: int | None = None, **op
     if causal is not None:
         return causal
     reach = "" if local_size is None else f" (it reaches over {local_size} tokens)"
-    raise ExportError(f"its mask is neither causal nor a sliding window{reach}; {NO_OPERATOR}")
+    raise ExportError(f"its mask is neither causal nor one of windows or chunks{reach}; {NO_OPERATOR}")
 
 
-def window_of(mask: Any, layer: int | None) -> int | None:
-    """Return the window of the mask that arrived at layer `layer`. Raises ExportError if it is no longer `Causal`."""
+@contextmanager
+def chunks_within(max_length: int) -> Iterator[None]:
+    """Run with chunks counted from the first token, and none where rows of `max_length` tokens do not leave the first.
+
+    transformers counts them from the end of a row's padding, a tensor of the call; rows over a cache have none before
+    their tokens.
+    """
+    chunked, no_padding = masking_utils.chunked_causal_mask_function, torch.zeros(1, dtype=torch.int64)
+
+    def within(chunk_size: int, left_padding: torch.Tensor) -> MaskFunction:
+        return causal_mask_function if chunk_size >= max_length else chunked(chunk_size, no_padding)
+
+    with replaced((masking_utils, chunked.__name__, within)):
+        yield
+
+
+def unchanged(mask: Any, layer: int | None) -> Causal:
+    """Return the mask that arrived at layer `layer`. Raises ExportError if it is no longer `Causal`."""
     if not isinstance(mask, Causal):
         found = "no causal mask" if mask is None else "a mask of its own"
         raise ExportError(f"the attention of layer {layer} gets {found}; {NO_OPERATOR}")
-    return mask.window
+    return mask
 
 
 def causal_of(mask_function: MaskFunction, local_size: int | None = None) -> Causal | None:
-    """Return the causal mask that `mask_function` describes, with a window or without; None for any other kind.
+    """Return the causal mask that `mask_function` describes; None for any other kind.
 
     `local_size` comes with windows and with chunks, and `mask_function` tells them apart: it is evaluated at the
     positions around the edges of a window.
@@ -66,7 +89,9 @@ def causal_of(mask_function: MaskFunction, local_size: int | None = None) -> Cau
     if mask_function is causal_mask_function:
         return Causal()
     if local_size is not None and _is_window(mask_function, local_size):
-        return Causal(int(local_size))
+        return Causal(window=int(local_size))
+    if local_size is not None and _is_chunk(mask_function, local_size):
+        return Causal(chunk=int(local_size))
     return None
 
 
@@ -89,6 +114,10 @@ def hides_nothing(mask_function: MaskFunction, local_size: int | None = None) ->
 
 def _is_window(mask_function: MaskFunction, window: int) -> bool:
     return _agrees(mask_function, _edges(window), lambda query, key: (key <= query) & (key > query - window))
+
+
+def _is_chunk(mask_function: MaskFunction, size: int) -> bool:
+    return _agrees(mask_function, _edges(size), lambda query, key: (key <= query) & (key >= query - query % size))
 
 
 def _edges(window: int) -> list[int]:
