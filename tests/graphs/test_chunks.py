@@ -90,7 +90,7 @@ def test_engines_without_a_bias_refuse_chunks_by_name(exported: Exported, tmp_pa
     with pytest.raises(ExportError, match=r"chunks.* --max-length of one chunk at most"):
         page_attention(exported.graph, tmp_path)
     with pytest.raises(SpecError, match="chunks shorter than --max-length"):
-        decoder_for_cuda(exported.fused, "fp16", "26.08", tmp_path)
+        decoder_for_cuda(exported.fused, "fp16", "26.08", True, tmp_path)
 
 
 def test_chunks_longer_than_the_keys_that_openvino_looks_at_are_refused(tmp_path: Path) -> None:

@@ -85,6 +85,13 @@ def test_decoder_whose_tokens_see_later_ones_is_refused_by_name(tmp_path: Path) 
         export_decoder(model, tmp_path, 64)
 
 
+def test_bias_without_the_cached_tokens_is_refused_by_name(tmp_path: Path) -> None:
+    """Regression: the text part of Inkling was exported with a bias on new tokens, and failed in ONNX Runtime."""
+    model = text_part(tiny_model("MULTIMODAL_LM", "inkling_mm_model"))
+    with pytest.raises(ExportError, match="inkling_text cannot be served for generation: its bias on positions is for"):
+        export_decoder(model, tmp_path, 64)
+
+
 @pytest.mark.parametrize(
     ("model_type", "message"),
     [

@@ -19,6 +19,7 @@ from builder.building.verify.runtimes import difference, replayed
 from builder.building.verify.seq2seq import Graphs, Seq2SeqReference, pytorch_answer, recorded
 from builder.common.errors import ExportError, VerificationError
 from builder.engines.optimise.fusion import fuse
+from builder.graphs.export import cached_attention
 from builder.graphs.export.seq2seq import export_seq2seq
 from builder.graphs.onnx.graph import nodes_of
 from builder.graphs.onnx.searches import for_searches
@@ -252,13 +253,16 @@ def test_export_refuses_unsupported_models_by_name(model_type: str, options: dic
         export_seq2seq(model, tmp_path, 1)
 
 
-def test_build_refuses_graphs_that_do_not_run(tmp_path: Path) -> None:
-    """LongT5 exports with a bias for a single row and position, which fails on the samples; nothing is published."""
+def test_build_refuses_graphs_that_do_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LongT5's bias is for a single row and position. Unless it is refused by name, it fails on the samples."""
     sizes = {**SPECIAL, **T5, "num_layers": 1, "num_decoder_layers": 1}
     config = AutoConfig.for_model("longt5", vocab_size=VOCABULARY, local_radius=7, **sizes)
     AutoModelForSeq2SeqLM.from_config(config).save_pretrained(tmp_path / "checkpoint")
     make_tokenizer("bpe", type_ids=False).save_pretrained(tmp_path / "checkpoint")
     spec = make_spec(model=str(tmp_path / "checkpoint"), name="m", output=tmp_path / "out", max_length=32, slots=2)
+    with pytest.raises(ExportError, match="longt5 cannot be served for generation: its bias on positions is for"):
+        build(spec)
+    monkeypatch.setattr(cached_attention, "statically_known_true", lambda condition: False)
     with pytest.raises(VerificationError, match="do not run on the samples"):
         build(spec)
     assert not (tmp_path / "out").exists()

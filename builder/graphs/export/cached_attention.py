@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from builder.common.errors import ExportError
@@ -156,7 +157,7 @@ def chunk_bias(size: int) -> torch.Tensor:
     cache = running_cache()
     if cache.bias is None:
         if cache.token_positions is None:
-            raise ExportError("attention in chunks beside cross-attention has no fused operator")
+            raise ExportError("attention in chunks is fused in decoders alone, by the positions of their tokens")
         begins = cache.token_positions - cache.token_positions % size
         cache.bias = torch.where(torch.arange(_total_length()) < begins[:, None, :, None], HIDDEN, 0.0)
     return cache.bias
@@ -194,6 +195,11 @@ def _attention(
             raise ExportError("cross-attention with soft-capping or sinks has no fused operator")
         # T5 gives its cross-attention a position bias of zeros
         return cross_attention(query, scale, cache.cross), None
+    if position_bias is not None and statically_known_true(position_bias.shape[-1] == key.shape[2]):
+        raise ExportError(
+            "its bias on positions is for the new tokens alone: it counts by the length of the cache, in which the "
+            "rows of a batch differ"
+        )
     mask = unchanged(attention_mask, cache.layer)
     if mask.chunk is not None:
         if position_bias is not None:
