@@ -93,7 +93,9 @@ ODDITIES: dict[str, dict[str, Any]] = {  # values that the names of the fields d
         for name in ("glm4v_moe", "glm_ocr")
     },
     # the keys of an index: scores are 0 if all of its heads are, and among equal scores any key may be chosen
-    "axk2": {"index_topk": WINDOW, "index_n_heads": 16},
+    # the keys of an index: texts up to the last position have no others
+    "axk2": {"index_topk": POSITIONS, "index_n_heads": 16},
+    **{name: {"index_topk": POSITIONS} for name in ("deepseek_v32", "glm_moe_dsa", "hy_v4")},
     "bailing_hybrid": {"num_expert_group": 1, "topk_group": 1, "num_experts_per_tok": 2, "layer_group_size": 2},
     "bamba": {**MAMBA, "attn_layer_indices": [1]},
     # sparse from 28 tokens on, in whole blocks up to the last position
@@ -112,7 +114,7 @@ ODDITIES: dict[str, dict[str, Any]] = {  # values that the names of the fields d
         "ffn_config": {"hidden_size": HIDDEN},
     },
     "deepseek_v2": {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
-    "dots3_note_text": {"shared_experts_intermediate_size": 16, "index_head_dim": 8},
+    "dots3_note_text": {"index_topk": POSITIONS, "shared_experts_intermediate_size": 16, "index_head_dim": 8},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "esm": {"vocab_size": VOCABULARY, "mask_token_id": 4, "token_dropout": False},
     "gemma3n_text": {

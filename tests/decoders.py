@@ -100,6 +100,10 @@ DECODERS: dict[str, Decoder] = {
     "cohere2": Decoder(ALTERNATING, note="sliding window"),
     "deepseek_v2": Decoder({**LATENT, **ROUTED, "q_lora_rank": None}, note=LATENT_EXPERTS),
     "deepseek_v3": Decoder({**LATENT, **ROUTED}, note=LATENT_EXPERTS),
+    "deepseek_v32": Decoder(
+        {**LATENT, **ROUTED, "index_topk": 128, "index_n_heads": 4, "index_head_dim": 16},
+        note="latents in the cache; experts; texts as long as its index chooses keys",
+    ),
     "ernie4_5": Decoder(GROUPED),
     "exaone4": Decoder(ALTERNATING, note="sliding window"),
     "falcon": Decoder({"new_decoder_architecture": False, "multi_query": True, "parallel_attn": True}),

@@ -218,6 +218,11 @@ def test_export_refuses_unsupported_models_by_name(
         export_decoder(AutoModelForCausalLM.from_config(config).eval(), tmp_path, 64)
 
 
+def test_keys_chosen_by_an_index_limit_the_length_of_a_text(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"the 16 keys that an index chooses.*--max-length 16 or less"):
+        export_decoder(make_decoder("deepseek_v32", index_topk=16), tmp_path, 17)
+
+
 def test_dynamic_rope_scaling_is_refused_beyond_its_length(tmp_path: Path) -> None:
     scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     model = make_decoder("llama", rope_parameters=scaling)

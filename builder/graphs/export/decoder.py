@@ -37,6 +37,7 @@ from builder.graphs.export.cached_attention import CACHED
 from builder.graphs.export.caches import ExportCache, ExportStates, cache_argument, exporting
 from builder.graphs.export.chosen_experts import chosen_experts
 from builder.graphs.export.failure import reason
+from builder.graphs.export.indexers import every_key_chosen
 from builder.graphs.export.latent import absorbed_attention, latent_layers, latent_shape
 from builder.graphs.export.lora import AdapterRoom, adaptable_layers, adding_lora, drop_unread_stacks
 from builder.graphs.export.masks import chunks_within
@@ -168,7 +169,8 @@ def fused_layers(model: PreTrainedModel, max_length: int) -> Iterator[tuple[str,
     settled, experts = settled_frequencies(model, max_length), chosen_experts(model)
     attention = (fused_attention(model), absorbed_attention(model), fused_states(model))
     with ExitStack() as replacing:
-        for hook in (*attention, settled, experts, equal_positions(model), chunks_within(max_length)):
+        lengths = (chunks_within(max_length), every_key_chosen(model, max_length))
+        for hook in (*attention, settled, experts, equal_positions(model), *lengths):
             replacing.enter_context(hook)
         unfused = replacing.enter_context(fused_rotary(model))
         model.set_attn_implementation(CACHED)
