@@ -75,7 +75,9 @@ def test_packed_experts_are_served_with_their_own_codes(form: dict[str, Any], tm
     quantised = quantise_weights(graph, precision, options, tmp_path, checkpoint.grids)
     assert quantised.graph.operators["QMoE"] == 1
     assert rounded_experts([quantised]) is None
-    assert quantised.as_stored == quantised.graph.operators["MatMulNBits"] + 1 - (2 if form["bits"] == 8 else 0)
+    assert quantised.as_stored == quantised.graph.operators["MatMulNBits"] + 1 - (
+        form["bits"] == 8
+    )  # the output matrix
     before, after = weights_of(graph), weights_of(quantised.graph)
     assert len(after) == 2
     for name, weights in after.items():

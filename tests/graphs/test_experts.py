@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import helper
+from onnx import helper, numpy_helper
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from builder.building.verify.emitted import generate
@@ -18,6 +18,7 @@ from builder.building.verify.generation import geometry_of, make_reference, meas
 from builder.engines.decoding import opened
 from builder.engines.onnxruntime import infer
 from builder.engines.onnxruntime.decoding import OnnxRuntimeDecoding
+from builder.engines.optimise.experts import routers_of
 from builder.engines.optimise.fusion import fuse
 from builder.engines.optimise.weights import quantise_weights
 from builder.graphs.export.architectures import fused_attention
@@ -236,6 +237,29 @@ def test_quantised_experts_agree_as_those_that_all_run(precision: str, symmetric
         assert quantised.graph.size < 0.4 * graph.size
         errors.append(measure(opened(quantised.graph, 1), result.caches, VOCABULARY, reference).error)
     assert 1e-4 < errors[0] < 2 * errors[1]
+
+
+@pytest.mark.parametrize("precision", ["int8", "int8-weights", "int4-weights"])
+@pytest.mark.parametrize("model_type", ["deepseek_v3", "gpt_oss", "lfm2_moe", "qwen2_moe"])
+def test_quantised_decoders_choose_experts_in_fp32(model_type: str, precision: str, tmp_path: Path) -> None:
+    """Regression: routers were rounded like any other product, and chose other experts than the checkpoint's."""
+    graph = fuse(export_decoder(make_decoder(model_type), tmp_path, 64).graph, tmp_path)
+    experts = graph.operators["MoE"]
+    assert experts
+    before, after = (
+        onnx.load(str(one.path)).graph
+        for one in (graph, quantise_weights(graph, precision, WeightOptions(16, True), tmp_path).graph)
+    )
+    routers = routers_of(before)
+    assert len(routers) == experts
+    products = {node.output[0]: node for node in after.node if node.op_type == "MatMul"}
+    kept = {tensor.name: numpy_helper.to_array(tensor) for tensor in after.initializer}
+    original = {tensor.name: numpy_helper.to_array(tensor) for tensor in before.initializer}
+    makers = {node.output[0]: node for node in before.node}
+    for router in routers:
+        matrix = kept[products[router].input[1]]
+        assert matrix.dtype == np.float32
+        np.testing.assert_array_equal(matrix, original[makers[router].input[1]])
 
 
 def test_experts_of_no_whole_blocks_all_run(tmp_path: Path) -> None:

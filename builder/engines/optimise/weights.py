@@ -3,7 +3,7 @@
 `int8`: weights per output channel, activations per token, both symmetric; the product is the engine's own
 (builder/engines/eight_bit.py). `int8-weights` and `int4-weights`: MatMulNBits, blocks of inputs with a scale each,
 activations quantised in the same blocks, or on a GPU left in half precision. Experts are in blocks in all of them
-(builder/engines/optimise/experts.py).
+(builder/engines/optimise/experts.py); routers stay as they are, because a rounded one chooses other experts.
 
 A token embedding is int8 with a scale a row in each of them; where it is the output matrix too, it is stored once.
 Knows graphs; knows nothing about quality.
@@ -12,7 +12,7 @@ Knows graphs; knows nothing about quality.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from builder.checkpoints.grids import StoredWeights
 from builder.common.errors import VerificationError
 from builder.engines import graph_engine
 from builder.engines.optimise import Quantised
-from builder.engines.optimise.experts import block_of, quantised_experts
+from builder.engines.optimise.experts import block_of, quantised_experts, routers_of
 from builder.graphs.onnx.cleanup import drop_unused
 from builder.graphs.onnx.experts import run_all_experts
 from builder.graphs.onnx.graph import Graph, load_graph, save_graph
@@ -66,6 +66,7 @@ def _quantise_weights(
 ) -> Quantised:
     bits = BITS.get(precision, 8)
     model = load_graph(graph.path)
+    routers = routers_of(model.graph)
     block = block_of(model.graph, options.block_size if precision in BITS else LARGEST_EXPERTS_BLOCK)
     if block is None:
         graph = run_all_experts(graph, folder)
@@ -89,8 +90,10 @@ def _quantise_weights(
             as_stored += blocks is not None
             if blocks is not None:
                 nodes.append(small.in_blocks(node, blocks))
+                routers.discard(node.output[0])
             else:
-                nodes.extend([node] if in_blocks else small.by_columns(node, matrix))
+                is_left = in_blocks or node.output[0] in routers
+                nodes.extend([node] if is_left else small.by_columns(node, matrix))
         elif node.op_type == EXPERTS and block is not None:
             replaced = quantised_experts(model.graph, node, bits, replace(options, block_size=block), stored)
             nodes.append(replaced.node)
@@ -104,19 +107,22 @@ def _quantise_weights(
             nodes.append(node)
     replace_nodes(model.graph, nodes)
     if in_blocks:
-        model = blockwise(model, BITS[precision], options, small.accuracy)
+        model = blockwise(model, BITS[precision], options, small.accuracy, routers)
     drop_unused(model.graph)
     if not any(entry.domain == DOMAIN for entry in model.opset_import):
         model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
     result = replace(save_graph(model, folder / precision / graph.path.name), engine=graph.engine)
     done = sum(result.operators[name] for name in {small.operator, "MatMulNBits", QUANTISED_EXPERTS})
-    refuse_missed(len(heads) + len(products) + experts, done, model.graph)
+    refuse_missed(len(heads) + len(products - routers) + experts, done, model.graph, routers)
     return Quantised(result, done, embeddings, as_stored=as_stored, rounded_experts=rounded_experts)
 
 
-def refuse_missed(expected: int, done: int, graph: onnx.GraphProto) -> None:
-    """Raise VerificationError unless all of the `expected` products are `done`, and none is left in `graph`."""
-    missed = _unquantised(graph)
+def refuse_missed(expected: int, done: int, graph: onnx.GraphProto, left: Collection[str] = ()) -> None:
+    """Raise VerificationError unless all of the `expected` products are `done`, and no other is left in `graph`.
+
+    `left`: the outputs of products that stay in fp32.
+    """
+    missed = _unquantised(graph, left)
     if not expected or done != expected or missed:
         raise VerificationError(
             f"{done} of {expected + len(missed)} matrix products were quantised"
@@ -125,15 +131,19 @@ def refuse_missed(expected: int, done: int, graph: onnx.GraphProto) -> None:
         )
 
 
-def _unquantised(graph: onnx.GraphProto) -> list[str]:
-    """Return products, by whatever operator, that still read a constant matrix of real numbers."""
+def _unquantised(graph: onnx.GraphProto, left: Collection[str]) -> list[str]:
+    """Return products, by whatever operator, that still read a constant matrix of real numbers; not those of `left`."""
     matrices = {t.name for t in graph.initializer if len(t.dims) == 2 and t.data_type == onnx.TensorProto.FLOAT}
     transposed = {node.output[0] for node in graph.node if node.op_type == "Transpose" and node.input[0] in matrices}
     return [
         node.name or node.output[0]
         for node in graph.node
-        if (node.op_type in ("MatMul", "Gemm", "FusedMatMul") and node.input[1] in matrices | transposed)
-        or node.op_type == EXPERTS
+        if node.op_type == EXPERTS
+        or (
+            node.op_type in ("MatMul", "Gemm", "FusedMatMul")
+            and node.input[1] in matrices | transposed
+            and node.output[0] not in left
+        )
     ]
 
 
@@ -150,14 +160,17 @@ def tied_heads(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     ]
 
 
-def blockwise(model: onnx.ModelProto, bits: int, options: WeightOptions, accuracy: int) -> onnx.ModelProto:
-    """Return the model with constant products as MatMulNBits of `bits` bits."""
+def blockwise(
+    model: onnx.ModelProto, bits: int, options: WeightOptions, accuracy: int, left: Collection[str] = ()
+) -> onnx.ModelProto:
+    """Return the model with constant products as MatMulNBits of `bits` bits, except those with outputs in `left`."""
     with _root_logger_left_alone():
         from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, MatMulNBitsQuantizer
     config = DefaultWeightOnlyQuantConfig(
         block_size=options.block_size, is_symmetric=options.symmetric, accuracy_level=accuracy, bits=bits
     )
-    quantiser = MatMulNBitsQuantizer(model, algo_config=config)
+    names = [node.name for node in model.graph.node if node.output[0] in left]
+    quantiser = MatMulNBitsQuantizer(model, algo_config=config, nodes_to_exclude=names)
     quantiser.process()
     result: onnx.ModelProto = quantiser.model.model
     return result
