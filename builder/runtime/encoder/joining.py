@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -38,14 +39,17 @@ def join(schema: "Sequence[Part]", windows: "Sequence[dict[str, Any]]") -> "dict
 
 def _best(part: Part, found: "Sequence[dict[str, Any]]") -> "list[dict[str, Any]]":
     """Return the best entities of each type that do not overlap, by their start, or the best of them."""
-    kept: "list[dict[str, Any]]" = []
     only_best = {label.name for label in part.labels if label.only_best}
-    places = {label.name: place for place, label in enumerate(part.labels)}
+    kept: "dict[str, list[tuple[int, int, dict[str, Any]]]]" = {label.name: [] for label in part.labels}  # by start
     for one in sorted(found, key=_score, reverse=True):
-        others = [other for other in kept if other["label"] == one["label"]]
-        if not any(one["label"] in only_best or (one["start"] < o["end"] and o["start"] < one["end"]) for o in others):
-            kept.append(one)
-    return sorted(kept, key=lambda one: (one["start"], places[one["label"]]))
+        own, start, end = kept[one["label"]], one["start"], one["end"]
+        place = bisect_left(own, (start,))
+        neighbours = own[max(place - 1, 0) : place + 1]
+        if own and one["label"] in only_best:
+            continue
+        if not any(start < other_end and other_start < end for other_start, other_end, _ in neighbours):
+            own.insert(place, (start, end, one))
+    return sorted((one for own in kept.values() for *_, one in own), key=lambda one: int(one["start"]))
 
 
 def _different(found: "Iterable[dict[str, Any]]") -> "list[dict[str, Any]]":

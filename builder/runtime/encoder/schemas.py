@@ -175,12 +175,12 @@ def _classification(value: Any, where: str) -> Part:
         raise InputError(f"{where}.class_act is {_short(activation)}; expected one of {', '.join(ACTIVATIONS)}")
     question = _text(value.get("prompt") or "", f"{where}.prompt", True)
     examples = _list(value["examples"], f"{where}.examples", 0) if value.get("examples") is not None else []
-    prompt = (f"{name}: {question}" if question else name) + _described(descriptions)
+    prompt, different = (f"{name}: {question}" if question else name) + _described(descriptions), set(names)
     for at, example in enumerate(examples):
         pair = _texts(example, f"{where}.examples[{at}]", False)
         if len(pair) != 2:
             raise InputError(f"{where}.examples[{at}] has {len(pair)} texts; expected a text and its label")
-        prompt += f" {EXAMPLE} {pair[0]} {ANSWER} {pair[1]}" if pair[1] in names else ""
+        prompt += f" {EXAMPLE} {pair[0]} {ANSWER} {pair[1]}" if pair[1] in different else ""
     threshold = _share(value, "cls_threshold", where)
     return Part(
         CLASSIFICATION,
@@ -247,9 +247,11 @@ def _text(value: Any, where: str, may_be_empty: bool = False) -> str:
 
 
 def _refuse_equal(names: "Sequence[str]", where: str) -> None:
-    repeated = next((name for at, name in enumerate(names) if name in names[:at]), None)
-    if repeated is not None:
-        raise InputError(f"{where} names {repeated[:100]!r} twice")
+    seen: "set[str]" = set()
+    for name in names:
+        if name in seen:
+            raise InputError(f"{where} names {name[:100]!r} twice")
+        seen.add(name)
 
 
 def _share(value: "Mapping[str, Any]", name: str, where: str) -> "float | None":

@@ -41,18 +41,13 @@ def split(encoding: Encoding, prompt: int, size: int, overlap: int) -> list[Wind
     shares = np.zeros(last - first)
     for start in starts:
         shares[start : start + size] += 1
-    return [
-        _window(encoding, first, last, start, size, float((1 / shares[start : start + size]).sum())) for start in starts
-    ]
-
-
-def _window(encoding: Encoding, first: int, last: int, start: int, size: int, weight: float) -> Window:
-    begin, end = first + start, min(first + start + size, last)
-
-    def part(column: Sequence[int]) -> list[int]:
-        return [*column[:first], *column[begin:end], *column[last:]]
-
-    return Window(part(encoding.ids), part(encoding.type_ids), part(encoding.attention_mask), weight, start)
+    columns = encoding.ids, encoding.type_ids, encoding.attention_mask  # read once: an encoding copies what is read
+    windows = []
+    for start in starts:
+        begin, end = first + start, min(first + start + size, last)
+        ids, type_ids, mask = ([*column[:first], *column[begin:end], *column[last:]] for column in columns)
+        windows.append(Window(ids, type_ids, mask, float((1 / shares[start : start + size]).sum()), start))
+    return windows
 
 
 def joined(encoding: Encoding, windows: Sequence[Window], values: Sequence[np.ndarray]) -> np.ndarray:

@@ -23,19 +23,31 @@ def words_of(text: str) -> "list[tuple[int, int]]":
     return [match.span() for match in WORD.finditer(text)]
 
 
+# The start of a mail address, or a run of its characters without one. Each run is read once: an alternative in the
+# pattern of words would read the rest of a run at each of its characters.
+MAIL = re.compile(r"[a-z0-9._%+-]+(?=(@[a-z0-9.-]+\.[a-z]{2,})?)", re.IGNORECASE)
+
+
 @cache
 def _pattern_with_marks() -> "re.Pattern[str]":
-    """Return the pattern of a web or mail address, a name after @, a word with its combining marks, or a character."""
+    """Return the pattern of a web address, a name after @, a word with its combining marks, or a character."""
     characters = map(chr, range(sys.maxunicode + 1))
     marks = "".join(one for one in characters if unicodedata.category(one).startswith("M"))
     word = rf"[\w{marks}\u200c\u200d]+"  # with the two joiners that have no width
-    address = r"(?:https?://|www\.)\S+|[a-z0-9._%+-]+@[a-z0-9.-]+\.[a-z]{2,}|@[a-z0-9_]+"
-    return re.compile(rf"{address}|{word}(?:[-_]{word})*|\S", re.IGNORECASE)
+    return re.compile(rf"((?:https?://|www\.)\S+)|@[a-z0-9_]+|{word}(?:[-_]{word})*|\S", re.IGNORECASE)
 
 
 def words_with_marks(text: str) -> "list[tuple[int, int]]":
     """Return the start and end of each word, in characters: addresses and combining marks are not divided."""
-    return [match.span() for match in _pattern_with_marks().finditer(text)]
+    pattern, words, place = _pattern_with_marks(), list[tuple[int, int]](), 0
+    for mail in MAIL.finditer(text):
+        while mail[1] and place < mail.end():
+            word = pattern.search(text, place)
+            assert word is not None
+            is_mail = word.start() >= mail.start() and not word[1]
+            words.append((word.start(), mail.end(1) if is_mail else word.end()))
+            place = words[-1][1]
+    return words + [match.span() for match in pattern.finditer(text, place)]
 
 
 def tokens_of_words(encoding: Encoding, last: bool) -> "dict[int, int]":

@@ -179,7 +179,7 @@ class Task(task.Task):
         assert self.tags is not None
         assert self.decode is not None
         own = [index for index, special in enumerate(encoding.special_tokens_mask) if not special]
-        scores, offsets = log_softmax(logits[own]), [encoding.offsets[index] for index in own]
+        scores, offsets = log_softmax(logits[own]), encoding.offsets  # read once: an encoding copies what is read
         path = self.decode(scores)
         likely = np.exp(scores[np.arange(len(path)), path])
         return [
@@ -190,7 +190,7 @@ class Task(task.Task):
                 "start": span.start,
                 "end": span.end,
             }
-            for span in spans_of(text, [self.tags[tag] for tag in path], offsets)
+            for span in spans_of(text, [self.tags[tag] for tag in path], [offsets[index] for index in own])
         ]
 
 
