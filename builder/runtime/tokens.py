@@ -29,12 +29,12 @@ def tokens_of(tokenizer: Tokenizer, texts: "Sequence[Any]", special: bool = True
 
 def _listed(text: Any, encoding: Encoding) -> "list[dict[str, Any]]":
     parts = (text,) if isinstance(text, str) else text
+    columns = encoding.ids, encoding.tokens, encoding.special_tokens_mask, encoding.offsets, encoding.sequence_ids
     listed = []
-    for index, token in enumerate(encoding.ids):
-        entry = {"id": token, "text": encoding.tokens[index], "special": True, "start": None, "stop": None}
-        if not encoding.special_tokens_mask[index]:
-            start, stop = encoding.offsets[index]
-            part = parts[encoding.sequence_ids[index] or 0]
+    for token, written, special, (start, stop), sequence in zip(*columns):  # an encoding copies a column that is read
+        entry = {"id": token, "text": written, "special": True, "start": None, "stop": None}
+        if not special:
+            part = parts[sequence or 0]
             entry.update(text=part[start:stop], special=False, start=start, stop=stop)
         listed.append(entry)
     return listed

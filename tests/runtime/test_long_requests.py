@@ -19,6 +19,7 @@ from builder.runtime.encoder.schemas import entity_types, read_schema
 from builder.runtime.encoder.task import Row
 from builder.runtime.encoder.windows import split
 from builder.runtime.encoder.words import words_with_marks
+from builder.runtime.tokens import tokens_of
 from tests.fronts import front_over_pytorch
 from tests.privacy_filters import TAGS, make_privacy_filter
 from tests.tiny_encoders import make_tokenizer
@@ -88,3 +89,13 @@ def test_likeliest_tags_of_many_tokens_have_places(tmp_path: Path) -> None:
     answer = front.task.answer(job, [Row(encoding, 0)], [{"logits": logits}])
     found = json.loads(answer["entities"][0, 0])
     assert (found[0]["start"], found[-1]["end"]) == (0, len(text.rstrip()))
+
+
+def test_many_tokens_of_a_text_are_listed() -> None:
+    """Regression: all columns of the encoding were copied for each token."""
+    tokenizer = make_tokenizer("bpe", type_ids=False).backend_tokenizer
+    (listed,) = tokens_of(tokenizer, ["1 " * 20_000])
+    tokens = json.loads(listed)
+    assert len(tokens) > 40_000
+    assert tokens[-2]["stop"] == 40_000
+    assert [token["start"] for token in (tokens[0], tokens[-1])] == [None, None]
