@@ -79,9 +79,11 @@ def read_lora(source: str, layers: Mapping[str, LinearLayer], max_rank: int) -> 
     config = _read_config(folder / CONFIG, source)
     matrices = {name: tensor.float().numpy() for name, tensor in load_file(folder / WEIGHTS).items()}
     names = _layer_names(matrices, source)
-    read = {name: _layer(name, matrices, config) for name in names}
-    for name, layer in read.items():
-        _refuse_misfit(source, name, layer, layers, max_rank)
+    read = {}
+    for name in names:
+        a, b = (matrices[f"{PREFIX}{name}.lora_{part}.weight"] for part in "AB")
+        _refuse_misfit(source, name, a, b, layers, max_rank)
+        read[name] = LoraLayer(a, b, _scale(source, name, len(a), config))
     label = source.rstrip("/") if revision else folder.resolve().name
     return LoraAdapter(label, revision, sha256_of(folder / WEIGHTS), config.get("base_model_name_or_path"), read)
 
@@ -143,24 +145,39 @@ def _layer_names(matrices: Mapping[str, np.ndarray], source: str) -> list[str]:
     return list(found)
 
 
-def _layer(name: str, matrices: Mapping[str, np.ndarray], config: Mapping[str, Any]) -> LoraLayer:
-    a, b = (matrices[f"{PREFIX}{name}.lora_{part}.weight"] for part in "AB")
-    alphas = config.get("alpha_pattern") or {}
-    pattern = next((pattern for pattern in alphas if re.match(rf"(.*\.)?({pattern})$", name)), None)
-    alpha = config["lora_alpha"] if pattern is None else alphas[pattern]
-    return LoraLayer(a, b, float(alpha) / (math.sqrt(len(a)) if config.get("use_rslora") else len(a)))
+def _scale(source: str, name: str, rank: int, config: Mapping[str, Any]) -> float:
+    """Return the factor of the change of the layer `name`. Raises CheckpointError unless `config` is of that layer."""
+    try:
+        alpha = _setting(config, "lora_alpha", "alpha_pattern", name)
+        expected = _setting(config, "r", "rank_pattern", name)
+    except (KeyError, TypeError, ValueError, re.error) as error:
+        raise CheckpointError(f"the ranks or alphas in the {CONFIG} of {source} cannot be read: {error!r}") from error
+    if expected != rank:
+        raise CheckpointError(f"{source} has rank {rank} in {name} and {expected:g} by its {CONFIG}")
+    if not math.isfinite(alpha):
+        raise CheckpointError(f"the {CONFIG} of {source} has the alpha {alpha} for {name}; expected a finite number")
+    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
-def _refuse_misfit(source: str, name: str, layer: LoraLayer, layers: Mapping[str, LinearLayer], max_rank: int) -> None:
-    """Raise CheckpointError if the model has no place for `layer`."""
+def _setting(config: Mapping[str, Any], name: str, patterns: str, layer: str) -> float:
+    """Return the setting `name` of a layer: that of the first of `patterns` that its name ends in, if there is one."""
+    own = config.get(patterns) or {}
+    pattern = next((pattern for pattern in own if re.match(rf"(.*\.)?({pattern})$", layer)), None)
+    return float(config[name] if pattern is None else own[pattern])
+
+
+def _refuse_misfit(
+    source: str, name: str, a: np.ndarray, b: np.ndarray, layers: Mapping[str, LinearLayer], max_rank: int
+) -> None:
+    """Raise CheckpointError unless `a` and `b` are finite matrices that fit the layer `name`."""
     if name not in layers:
         raise CheckpointError(
             f"{source} changes {name}, for which the model has no place; it has places in "
             f"{', '.join(sorted({known.rpartition('.')[2] for known in layers}))}"
         )
-    own, shapes = layers[name], (layer.a.shape, layer.b.shape)
-    rank = len(layer.a)
-    if shapes != ((rank, own.inputs), (own.outputs, rank)):
+    own, shapes = layers[name], (a.shape, b.shape)
+    rank = a.shape[0] if a.ndim else 0
+    if not rank or shapes != ((rank, own.inputs), (own.outputs, rank)):
         raise CheckpointError(
             f"{source} has matrices {shapes[0]} and {shapes[1]} of {name}; a model with {own.inputs} inputs and "
             f"{own.outputs} outputs there needs (rank, {own.inputs}) and ({own.outputs}, rank): it is for another model"
@@ -170,3 +187,5 @@ def _refuse_misfit(source: str, name: str, layer: LoraLayer, layers: Mapping[str
             f"{source} has rank {rank} in {name}, and the model was built for at most {max_rank}: build it with "
             f"--adapter-rank {rank}"
         )
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        raise CheckpointError(f"{source} has numbers in {name} that are not finite: it is damaged")

@@ -18,7 +18,7 @@ from builder.common.errors import RepositoryError
 from builder.repository.transaction import changing
 from builder.repository.versions import require_front, served_number
 from builder.runtime.contract import ContractError, GenerationServing, load
-from builder.runtime.generation.adapter_files import ABOUT, FOLDER, NAME, SUFFIX, adapter_names
+from builder.runtime.generation.adapter_files import ABOUT, FOLDER, NAME, SUFFIX, adapter_arrays, adapter_names
 from builder.runtime.generation.executors.lora import LORA_ROWS
 
 
@@ -87,9 +87,9 @@ def read_adapters(repository: Path, model: str) -> dict[str, AboutAdapter]:
     for name in adapter_names(repository / model / FOLDER):
         path = _path(repository, model, name)
         try:
-            with np.load(path, allow_pickle=False) as arrays:
+            with adapter_arrays(path.read_bytes()) as arrays:
                 found[name] = AboutAdapter(**json.loads(str(arrays[ABOUT])))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, TypeError) as error:
             raise RepositoryError(f"{path} is damaged ({error}); add the adapter again") from error
     return found
 

@@ -24,7 +24,7 @@ from builder.repository.adapters import read_adapters, remove_adapter
 from builder.repository.check import check
 from builder.repository.report.record import BuildReport, read_report
 from builder.runtime.fields import InputError
-from builder.runtime.generation.adapter_files import ALL_ADAPTERS
+from builder.runtime.generation.adapter_files import ALL_ADAPTERS, FOLDER, adapter_names
 from builder.runtime.generation.service import Service
 from builder.serving.plan.needs import published
 from tests.decoders import make_decoder, make_decoder_checkpoint
@@ -78,7 +78,7 @@ def built(module_folder: Callable[[str], Path]) -> Built:
 @pytest.fixture
 def clean(built: Built) -> Built:
     """Return the built model without adapters."""
-    for name in read_adapters(built.repository, "m"):
+    for name in adapter_names(built.repository / "m" / FOLDER):
         remove_adapter(built.repository, "m", name)
     return built
 
@@ -159,6 +159,18 @@ def test_adapter_that_fits_another_version_is_refused_by_name(clean: Built, tmp_
     np.savez(path, **changed)
     with pytest.raises(InputError, match=r"the adapter a does not fit: .* has 7 numbers.* 32"):
         answer(opened(clean), "a")
+
+
+@pytest.mark.parametrize("kept", [0, 400, -400])
+def test_damaged_adapters_are_named(clean: Built, kept: int) -> None:
+    """Regression: an interrupted copy failed inside the model and in the command."""
+    clean.add("a")
+    path = clean.repository / "m" / "adapters" / "a.npz"
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(InputError, match="the adapter a cannot be read"):
+        answer(opened(clean), "a")
+    with pytest.raises(RepositoryError, match=r"a\.npz is damaged"):
+        read_adapters(clean.repository, "m")
 
 
 def test_check_and_report_know_a_model_with_adapters(clean: Built) -> None:

@@ -76,6 +76,12 @@ def test_merged_adds_the_change_and_takes_it_out_again(model_type: str, tmp_path
         ({"init_lora_weights": "pissa"}, 'init_lora_weights="pissa"'),
         ({"use_something_new": True}, "use_something_new=true"),
         ({"peft_type": "IA3"}, "peft_type 'IA3'; expected 'LORA'"),
+        ({"lora_alpha": None}, "the ranks or alphas .* cannot be read: TypeError"),
+        ({"lora_alpha": "large"}, "the ranks or alphas .* cannot be read: ValueError"),
+        ({"lora_alpha": float("nan")}, "has the alpha nan for model.layers.0.self_attn.q_proj"),
+        ({"r": 8}, "has rank 4 in model.layers.0.self_attn.q_proj and 8 by its adapter_config.json"),
+        ({"rank_pattern": {"v_proj": 2}}, "has rank 4 in model.layers.0.self_attn.v_proj and 2 by its"),
+        ({"alpha_pattern": {"(": 2}}, "the ranks or alphas .* cannot be read"),
     ],
 )
 def test_reader_refuses_what_no_place_expresses(
@@ -105,6 +111,14 @@ def test_reader_refuses_what_no_place_expresses(
             },
             "rank 5 in model.layers.0.self_attn.q_proj, .* build it with --adapter-rank 5",
         ),
+        (
+            {
+                f"{PREFIX}model.layers.0.self_attn.q_proj.lora_A.weight": (0, 32),
+                f"{PREFIX}model.layers.0.self_attn.q_proj.lora_B.weight": (32, 0),
+            },
+            r"matrices \(0, 32\) and \(32, 0\) of model.layers.0.self_attn.q_proj",
+        ),
+        ({f"{PREFIX}model.layers.0.self_attn.q_proj.lora_A.weight": ()}, r"matrices \(\) and \(32, 4\)"),
     ],
 )
 def test_reader_refuses_weights_without_a_place(
@@ -114,6 +128,16 @@ def test_reader_refuses_weights_without_a_place(
     weights = load_file(tmp_path / WEIGHTS)
     save_file({**weights, **{name: torch.zeros(shape) for name, shape in changes.items()}}, tmp_path / WEIGHTS)
     with pytest.raises(CheckpointError, match=named):
+        read_lora(str(tmp_path), linear_layers(llama), 4)
+
+
+def test_reader_refuses_numbers_that_are_not_finite(llama: PreTrainedModel, tmp_path: Path) -> None:
+    """No comparison finds them if the checkpoint is not at hand."""
+    weights = load_file(save_lora(tmp_path, llama) / WEIGHTS)
+    name = f"{PREFIX}model.layers.0.self_attn.q_proj.lora_B.weight"
+    weights[name][3, 1] = float("inf")
+    save_file(weights, tmp_path / WEIGHTS)
+    with pytest.raises(CheckpointError, match=r"numbers in model.layers.0.self_attn.q_proj that are not finite"):
         read_lora(str(tmp_path), linear_layers(llama), 4)
 
 

@@ -9,7 +9,12 @@ from __future__ import annotations
 import hashlib
 import io
 import re
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +26,7 @@ FOLDER = "adapters"  # beside the version folders
 SUFFIX = ".npz"
 ABOUT = "about"  # array of a file beside its matrices: where the adapter is from, as JSON
 ALL_ADAPTERS = "*"  # asks a model for the names of its adapters
+ADD_AGAIN = "The operator of the model can add it again with build-repo adapter"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")  # short enough for the name of a file
 
 
@@ -32,9 +38,19 @@ def adapter_names(folder: Path) -> "list[str]":
 def read_adapter(path: Path) -> Adapter:
     """Read one adapter. Raises OSError, and ValueError for a damaged file."""
     content = path.read_bytes()
-    with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+    with adapter_arrays(content) as arrays:
         matrices = {name: arrays[name] for name in arrays.files if name.startswith((LORA_A, LORA_B))}
     return Adapter(path.stem, hashlib.sha256(content).hexdigest(), matrices)
+
+
+@contextmanager
+def adapter_arrays(content: bytes) -> "Iterator[Any]":
+    """Open the arrays of an adapter's file by their names. Raises ValueError if it is damaged."""
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+            yield arrays
+    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
 class Adapters:
@@ -47,7 +63,7 @@ class Adapters:
     def find(self, name: str) -> Adapter:
         """Return the adapter `name`, read anew if its file has changed.
 
-        Raises InputError for one that is not there or was made for another version of the model.
+        Raises InputError for one that is not there, is damaged or was added to another version of the model.
         """
         path = self.folder / f"{name}{SUFFIX}"
         try:
@@ -60,9 +76,11 @@ class Adapters:
         except FileNotFoundError as error:
             names = ", ".join(adapter_names(self.folder)) or "none yet"
             raise InputError(f"lora_name is {name!r}, which is not an adapter of this model; it has {names}") from error
+        except (OSError, ValueError) as error:
+            raise InputError(f"the adapter {name} cannot be read ({error}). {ADD_AGAIN}") from error
         reason = self.stacks.misfit(adapter)
         if reason is not None:
-            raise InputError(f"the adapter {name} does not fit: {reason}. Whoever runs the model can add it again")
+            raise InputError(f"the adapter {name} does not fit: {reason}. {ADD_AGAIN}")
         self.read[name] = state, adapter
         while len(self.read) > self.stacks.capacity:
             del self.read[next(iter(self.read))]
