@@ -1,6 +1,6 @@
 """Add a LoRA adapter to a published model: read it, compare its answers with PyTorch's, write it beside the versions.
 
-The served graph runs with the adapter in one of its places; PyTorch runs the checkpoint with the adapter merged into
+The served graph runs with the adapter in its stacks; PyTorch runs the checkpoint with the adapter merged into
 its matrices.
 """
 
@@ -41,7 +41,7 @@ def add_adapter(repository: Path, model: str, name: str, source: str, base: str 
     """
     folder, serving = adaptable_version(repository, model)
     assert serving.model is not None
-    layers, max_rank = _places(folder / serving.model)
+    layers, max_rank = _adaptable_layers(folder / serving.model)
     adapter = read_lora(source, layers, max_rank)
     matrices = matrices_by_input(adapter)
     about = AboutAdapter(adapter.source, adapter.revision, adapter.sha256, adapter.base, adapter.rank)
@@ -56,8 +56,8 @@ def add_adapter(repository: Path, model: str, name: str, source: str, base: str 
     return about
 
 
-def _places(graph: Path) -> tuple[dict[str, LinearLayer], int]:
-    """Return the layers of a graph that have places for adapters, and the highest rank that these take."""
+def _adaptable_layers(graph: Path) -> tuple[dict[str, LinearLayer], int]:
+    """Return the layers of a graph that adapters may change, and the highest rank that these take."""
     stacks = {name: tensor.shape for name, tensor in signature(graph).inputs.items()}
     names = [name.removeprefix(LORA_A) for name in stacks if name.startswith(LORA_A)]
     layers = {name: LinearLayer(stacks[f"{LORA_A}{name}"][1], stacks[f"{LORA_B}{name}"][2]) for name in names}
@@ -103,13 +103,13 @@ def _base(report: BuildReport, serving: GenerationServing, base: str | None) -> 
 
 
 def _compare(
-    graph: Path, serving: GenerationServing, checkpoint: Checkpoint, adapter: LoraAdapter, placed: Adapter
+    graph: Path, serving: GenerationServing, checkpoint: Checkpoint, adapter: LoraAdapter, served: Adapter
 ) -> DecoderAgreement:
     """Compare the served graph with the adapter in each slot with PyTorch's answers to the samples."""
     rows = sample_rows(None, checkpoint)
     with merged(checkpoint.model, adapter):
         reference = make_reference(checkpoint.model, rows)
-    executors = with_adapter(opened(read_graph(graph), working_cores()), placed)
+    executors = with_adapter(opened(read_graph(graph), working_cores()), served)
     return measure(executors, serving.arena.layers, serving.vocabulary, reference, serving.arena.dtype)
 
 
@@ -119,7 +119,7 @@ def with_adapter(executors: Executors, adapter: Adapter) -> Executors:
     def opened_with(geometry: Geometry) -> Executor:
         executor = executors(geometry)
         assert executor.lora is not None
-        executor.lora.rows[:] = executor.lora.place(adapter, ())
+        executor.lora.rows[:] = executor.lora.activate(adapter, ())
         return executor
 
     return opened_with

@@ -1,6 +1,6 @@
 """LoRA adapters as PEFT saves them: a folder with adapter_config.json and adapter_model.safetensors.
 
-Everything of an adapter that the graph's places cannot express is refused by its name in that configuration.
+Everything of an adapter that the graph cannot express is refused by its name in that configuration.
 Source: peft 0.21, tuners/lora/config.py, tuners/lora/layer.py and utils/save_and_load.py. Knows files and matrices.
 """
 
@@ -66,9 +66,9 @@ class LoraAdapter:
 
 
 def read_lora(source: str, layers: Mapping[str, LinearLayer], max_rank: int) -> LoraAdapter:
-    """Read the adapter in a folder or of a Hub id, for a model with places of `max_rank` in `layers`.
+    """Read the adapter in a folder or of a Hub id, for a model in which adapters of `max_rank` may change `layers`.
 
-    Raises CheckpointError for an adapter that these places cannot express.
+    Raises CheckpointError for an adapter that the graph cannot express.
     """
     folder, revision = fetch(source, None, weights=True)
     refuse_files(folder, source)
@@ -107,7 +107,7 @@ def merged(model: PreTrainedModel, adapter: LoraAdapter) -> Iterator[None]:
 
 
 def _read_config(path: Path, source: str) -> dict[str, Any]:
-    """Return the configuration. Raises CheckpointError for a field with an effect that places for LoRA do not have."""
+    """Return the configuration. Raises CheckpointError for a field with an effect that the graph does not have."""
     try:
         config = json.loads(path.read_text("utf-8"))
     except ValueError as error:
@@ -136,7 +136,7 @@ def _layer_names(matrices: Mapping[str, np.ndarray], source: str) -> list[str]:
         if match is None:
             raise CheckpointError(
                 f"{source} has the weight {name}; expected {PREFIX}LAYER.lora_A.weight and .lora_B.weight alone, for "
-                "embeddings and whole layers (modules_to_save) have no place in the graph"
+                "embeddings and whole layers (modules_to_save) are not served as adapters"
             )
         found.setdefault(match[1], set()).add(match[2])
     incomplete = [name for name, parts in found.items() if parts != {"A", "B"}]
@@ -172,7 +172,7 @@ def _refuse_misfit(
     """Raise CheckpointError unless `a` and `b` are finite matrices that fit the layer `name`."""
     if name not in layers:
         raise CheckpointError(
-            f"{source} changes {name}, for which the model has no place; it has places in "
+            f"{source} changes {name}, which adapters of the model cannot; they can change "
             f"{', '.join(sorted({known.rpartition('.')[2] for known in layers}))}"
         )
     own, shapes = layers[name], (a.shape, b.shape)

@@ -24,7 +24,7 @@ BYTES_PER_VALUE = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "uint8"
 
 @dataclass(frozen=True)
 class ReservedMemory:
-    """Bytes that a generating model reserves; `adapters`: stacks of LoRA matrices."""
+    """Bytes that a generating model reserves; `adapters`: LoRA matrices, in stacks and as read."""
 
     cache: int
     weights: int

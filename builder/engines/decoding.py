@@ -52,7 +52,7 @@ class DecodingEngine(ABC):
     paged: ClassVar[bool] = False  # True if sequences share the blocks of its cache
     timed: ClassVar[bool] = True  # True if this machine runs it as it will be served, so that speed is measured
     keeps_states: ClassVar[bool] = False  # True if its slots may have states beside keys and values
-    takes_adapters: ClassVar[bool] = False  # True if its loop may have room for adapters
+    takes_adapters: ClassVar[bool] = False  # True if its loop may run adapters
     returns_hidden_states: ClassVar[bool] = False  # True if its graph and slots keep what a draft reads of each token
     maps: ClassVar[bool] = False  # True if it can open a graph with its weights in their file
 
@@ -74,7 +74,7 @@ class DecodingEngine(ABC):
         )
 
     def refuse_adapters(self) -> None:
-        """Raise SpecError if --adapters is given and the loop has no room for any, as these options run it."""
+        """Raise SpecError if --adapters is given and the loop cannot run any with these options."""
         if self.spec.adapters and not (self.takes_adapters and self.spec.executor == "in-process"):
             able = [name for name in decoding_engines() if _decoding(name).takes_adapters]
             raise SpecError(

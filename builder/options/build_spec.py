@@ -65,7 +65,7 @@ class BuildSpec(Choices):
         of_adapters = [name for name in ("adapter_rank", "adapter_layers") if name in self.model_fields_set]
         if of_adapters and not self.adapters:
             option = of_adapters[0].replace("_", "-")
-            raise ValueError(f"--{option} is for a model with room for adapters: say with --adapters for how many")
+            raise ValueError(f"--{option} needs --adapters, how many may answer at once")
         if self.store is not None and self.makes_plan:
             raise ValueError("a plan is compiled in a folder: build into one, compile it there, and push it")
         return self

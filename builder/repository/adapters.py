@@ -42,7 +42,7 @@ class AboutAdapter:
 def adaptable_version(repository: Path, model: str) -> tuple[Path, GenerationServing]:
     """Return the folder of the served version of `model`, and its settings.
 
-    Raises RepositoryError if there is no such model, or it has no room for adapters.
+    Raises RepositoryError if there is no such model, or it was built without --adapters.
     """
     require_front(repository, model)
     number = served_number(repository / model)
@@ -52,7 +52,7 @@ def adaptable_version(repository: Path, model: str) -> tuple[Path, GenerationSer
     except (ContractError, OSError) as error:
         raise RepositoryError(f"{model} cannot be read: {error}") from error
     if not isinstance(serving, GenerationServing) or LORA_ROWS not in serving.inputs:
-        raise RepositoryError(f"{model} has no room for adapters: build it again with --adapters N")
+        raise RepositoryError(f"{model} was built without --adapters: build it again with --adapters N")
     return folder, serving
 
 

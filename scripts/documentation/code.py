@@ -77,7 +77,7 @@ MEANINGS = {  # of each request option of a generating model
     "guide": "constraint on the answer, as JSON: see [guides](#guides)",
     "tokenize": "return the prompt's tokens in `tokens`, and generate nothing",
     "prompt_logprobs": "report log-probabilities of the prompt's tokens, and of this many alternatives for each",
-    "lora_name": "adapter that answers, of a model [with room for adapters](../guides/adapters.md)",
+    "lora_name": "adapter that answers, of a model [built with `--adapters`](../guides/adapters.md)",
     "stream": "send text as it is generated instead of one answer at the end",
     "priority": "requests with a lower number start first",
     "timeout_ms": "fail after this many milliseconds; 0: never",

@@ -36,7 +36,7 @@ COUNT = 12
 
 @dataclass(frozen=True)
 class Built:
-    """Llama with room for two adapters of rank 4, its checkpoint, and three adapters in PEFT's files."""
+    """Llama that takes two adapters of rank 4, its checkpoint, and three adapters in PEFT's files."""
 
     repository: Path
     checkpoint: Path
@@ -132,7 +132,7 @@ def test_adapters_change_while_the_model_is_served(clean: Built) -> None:
     clean.add("a", "c")
     assert answer(service, "a") == clean.expected("c"), "the prompt's keys and values of before are not reused"
     clean.add("c")
-    for name in ("c", "b", "a", ""):  # three for two places
+    for name in ("c", "b", "a", ""):  # three where two answer at once
         assert answer(service, name) == clean.expected({"a": "c"}.get(name, name))
     assert listed(service) == ["a", "b", "c"]
     remove_adapter(clean.repository, "m", "b")
@@ -181,7 +181,8 @@ def test_check_and_report_know_a_model_with_adapters(clean: Built) -> None:
     assert about.error is not None
     assert about.error < 1e-4
     layers = linear_layers(make_decoder("llama"))
-    needs, size = published(clean.repository, "m"), 4 * 3 * 4 * sum(one.inputs + one.outputs for one in layers.values())
+    needs = published(clean.repository, "m")
+    size = 4 * (3 + 2) * 4 * sum(one.inputs + one.outputs for one in layers.values())  # stacks, and adapters as read
     report = json.loads((clean.repository / "m" / "1" / "build.json").read_text())
     assert report["memory"]["adapters"] == size
     assert needs.weights == size + report["ladder"][1]["size"]
@@ -243,12 +244,16 @@ def test_verb_adds_shows_and_removes_adapters(clean: Built, capsys: pytest.Captu
         ({"engine": "openvino"}, "--adapters is for --engine onnxruntime, in process on the CPU"),
         ({"executor": "bls"}, "--adapters is for --engine onnxruntime, in process on the CPU"),
         ({"target": "cuda", "precision": "fp16"}, "--adapters is for --engine onnxruntime, in process on the CPU"),
-        ({"adapters": 0, "adapter_rank": 8}, "--adapter-rank is for a model with room for adapters"),
-        ({"adapters": 0, "adapter_layers": "q_proj"}, "--adapter-layers is for a model with room for adapters"),
-        ({"adapter_layers": "q_proj, lm_head"}, "names lm_head, where no adapter has a place; .* down_proj, gate_proj"),
+        ({"adapters": 0, "adapter_rank": 8}, "--adapter-rank needs --adapters"),
+        ({"adapters": 0, "adapter_layers": "q_proj"}, "--adapter-layers needs --adapters"),
+        (
+            {"adapters": 512, "adapter_rank": 512, "machine": {"memory_gb": 1}},
+            "the cache and the adapters need .* 512 adapters of rank 512.* lower --adapters",
+        ),
+        ({"adapter_layers": "q_proj, lm_head"}, "names lm_head, which adapters cannot change; .* down_proj, gate_proj"),
     ],
 )
-def test_build_refuses_adapters_where_no_graph_has_room(
+def test_build_refuses_adapters_that_no_graph_takes(
     built: Built, options: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
     with pytest.raises(BuilderError, match=reason):
@@ -256,9 +261,9 @@ def test_build_refuses_adapters_where_no_graph_has_room(
     assert not (tmp_path / "out").exists()
 
 
-def test_model_without_room_refuses_adapters(built: Built, tmp_path: Path) -> None:
+def test_model_without_adapters_refuses_them(built: Built, tmp_path: Path) -> None:
     build(make_spec(model=str(built.checkpoint), name="m", output=tmp_path, slots=2, max_length=128))
-    with pytest.raises(RepositoryError, match="m has no room for adapters: build it again with --adapters N"):
+    with pytest.raises(RepositoryError, match="m was built without --adapters: build it again with --adapters N"):
         add_adapter(tmp_path, "m", "a", str(built.saved["a"]))
     with pytest.raises(InputError, match="'lora_name' is not an option of this model"):
         Service(tmp_path / "m" / "1").submit({}, {"lora_name": "a"}, lambda answer, last: None)
@@ -273,7 +278,7 @@ def test_adapter_of_a_quantised_model_is_judged_by_its_agreement(
     about = add_adapter(tmp_path, "m", "a", str(built.saved["a"]), str(built.checkpoint))
     assert about.agreement is not None
     assert 0.8 <= about.agreement < 1
-    with pytest.raises(CheckpointError, match=r"changes model.layers.0.mlp.down_proj, .* places in q_proj, v_proj$"):
+    with pytest.raises(CheckpointError, match=r"changes model.layers.0.mlp.down_proj, .* can change q_proj, v_proj$"):
         add_adapter(tmp_path, "m", "c", str(built.saved["c"]))
     monkeypatch.setattr("builder.building.adapters.merged", lambda model, adapter: nullcontext())
     with pytest.raises(VerificationError, match="int8-weights with the adapter has a next-token agreement of 0"):

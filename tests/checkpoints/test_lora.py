@@ -84,7 +84,7 @@ def test_merged_adds_the_change_and_takes_it_out_again(model_type: str, tmp_path
         ({"alpha_pattern": {"(": 2}}, "the ranks or alphas .* cannot be read"),
     ],
 )
-def test_reader_refuses_what_no_place_expresses(
+def test_reader_refuses_what_the_graph_cannot_express(
     llama: PreTrainedModel, fields: dict[str, Any], named: str, tmp_path: Path
 ) -> None:
     save_lora(tmp_path, llama)
@@ -101,7 +101,7 @@ def test_reader_refuses_what_no_place_expresses(
         ({f"{PREFIX}model.layers.7.mlp.up_proj.lora_A.weight": (4, 32)}, "one of two matrices of model.layers.7"),
         (
             {f"{PREFIX}lm_head.lora_A.weight": (4, 32), f"{PREFIX}lm_head.lora_B.weight": (600, 4)},
-            "changes lm_head, for which the model has no place",
+            "changes lm_head, which adapters of the model cannot",
         ),
         ({f"{PREFIX}model.layers.0.self_attn.q_proj.lora_A.weight": (4, 64)}, "it is for another model"),
         (
@@ -121,7 +121,7 @@ def test_reader_refuses_what_no_place_expresses(
         ({f"{PREFIX}model.layers.0.self_attn.q_proj.lora_A.weight": ()}, r"matrices \(\) and \(32, 4\)"),
     ],
 )
-def test_reader_refuses_weights_without_a_place(
+def test_reader_refuses_weights_that_no_layer_takes(
     llama: PreTrainedModel, changes: dict[str, tuple[int, ...]], named: str, tmp_path: Path
 ) -> None:
     save_lora(tmp_path, llama)

@@ -19,7 +19,7 @@ from builder.checkpoints.lora import LoraAdapter, merged, read_lora
 from builder.engines.optimise.fusion import fuse
 from builder.engines.optimise.weights import quantise_weights
 from builder.graphs.export.decoder import export_decoder
-from builder.graphs.export.lora import AdapterRoom
+from builder.graphs.export.lora import AdapterCapacity
 from builder.graphs.onnx.graph import Graph
 from builder.options import WeightOptions
 from builder.runtime.contract import LayerShape, Session
@@ -44,7 +44,7 @@ TARGETS = {"llama": ("q_proj", "v_proj", "down_proj"), "gpt2": ("c_attn", "c_pro
 
 @dataclass(frozen=True)
 class Adapted:
-    """Model with its fused graph, and two adapters of unequal ranks and layers: as PEFT saved them, and as placed."""
+    """Model with its fused graph, and two adapters of unequal ranks and layers, as PEFT saved them."""
 
     model: PreTrainedModel
     graph: Graph
@@ -70,7 +70,7 @@ class Adapted:
 
 def adapt(model_type: str, folder: Path, adapters: int = 2) -> Adapted:
     model, targets = make_decoder(model_type), TARGETS[model_type]
-    exported = export_decoder(model, folder, LENGTH, room=AdapterRoom(adapters, 4))
+    exported = export_decoder(model, folder, LENGTH, capacity=AdapterCapacity(adapters, 4))
     layers = linear_layers(model)
     saved = {
         "a": read_lora(str(save_lora(folder / "a", model, targets, rank=2, seed=1)), layers, 4),
@@ -187,7 +187,7 @@ def test_moved_slots_keep_their_adapters(llama: Adapted) -> None:
         assert said(sequence) == llama.generated(name, prompt, count)
 
 
-def test_an_adapter_waits_while_others_need_all_places(llama: Adapted) -> None:
+def test_an_adapter_waits_while_others_need_all_rows(llama: Adapted) -> None:
     """A third adapter starts when one of two has no sequence left; later requests do not overtake it."""
     loop, prompt = loop_of(llama.executor()), tokens_of(5)
     first, second = (begin(loop, prompt, llama.adapter(name), 6) for name in ("a", "b"))
@@ -209,7 +209,7 @@ def test_adapters_run_beside_quantised_weights(llama: Adapted, precision: str, e
     for served in (llama.graph, graph):
         executor = Adapted(llama.model, served, llama.layers, llama.saved).executor(2)
         assert executor.lora is not None
-        executor.lora.rows[1] = executor.lora.place(llama.adapter("a"), ())
+        executor.lora.rows[1] = executor.lora.activate(llama.adapter("a"), ())
         for slot in (0, 1):
             executor.run(slot, np.array([tokens_of(9)]), np.array([0]))
         base, changed = executor.run(0, np.array([[7], [7]]), np.array([9, 9]))
@@ -217,14 +217,14 @@ def test_adapters_run_beside_quantised_weights(llama: Adapted, precision: str, e
     assert np.linalg.norm(changes[1] - changes[0]) < error * np.linalg.norm(changes[0])
 
 
-def test_placing_an_adapter_clears_the_one_before(llama: Adapted) -> None:
-    """The new adapter has a lower rank than the place, and other layers than the adapter that had it."""
+def test_activating_an_adapter_clears_the_one_before(llama: Adapted) -> None:
+    """The new adapter has a lower rank than the stacks, and other layers than the adapter that had it."""
     executor = llama.executor(1)
     stacks = executor.lora
     assert stacks is not None
     for name in ("a", "b"):
-        assert stacks.place(llama.adapter(name), ()) in (1, 2)
-    row = stacks.place(llama.adapter("c"), {"b"})
+        assert stacks.activate(llama.adapter(name), ()) in (1, 2)
+    row = stacks.activate(llama.adapter("c"), {"b"})
     assert row is not None
     for name, tensor in stacks.tensors.items():
         matrix = llama.adapter("c").matrices.get(name)  # type: ignore[union-attr]
@@ -232,23 +232,23 @@ def test_placing_an_adapter_clears_the_one_before(llama: Adapted) -> None:
         if matrix is not None:
             expected[: matrix.shape[0], : matrix.shape[1]] = matrix
         np.testing.assert_array_equal(tensor[row], expected)
-    assert stacks.place(llama.adapter("a"), {"b", "c"}) is None
+    assert stacks.activate(llama.adapter("a"), {"b", "c"}) is None
     assert not any(tensor[0].any() for tensor in stacks.tensors.values()), "row 0 is no adapter"
 
 
-def test_places_may_be_in_some_layers_alone(tmp_path: Path) -> None:
-    model, room = make_decoder("llama"), AdapterRoom(1, 4, ("q_proj", "up_proj"))
-    graph = export_decoder(model, tmp_path, LENGTH, room=room).graph
-    places = {name.removeprefix(LORA_A) for name in graph.inputs if name.startswith(LORA_A)}
+def test_adapters_may_change_some_layers_alone(tmp_path: Path) -> None:
+    model, capacity = make_decoder("llama"), AdapterCapacity(1, 4, ("q_proj", "up_proj"))
+    graph = export_decoder(model, tmp_path, LENGTH, capacity=capacity).graph
+    changed = {name.removeprefix(LORA_A) for name in graph.inputs if name.startswith(LORA_A)}
     ends = ("self_attn.q_proj", "mlp.up_proj")
-    assert places == {f"model.layers.{layer}.{end}" for layer in (0, 1) for end in ends}
-    assert room.bytes(linear_layers(model)) == 4 * 2 * 4 * 2 * ((32 + 32) + (32 + 64))
+    assert changed == {f"model.layers.{layer}.{end}" for layer in (0, 1) for end in ends}
+    assert capacity.bytes(linear_layers(model)) == 4 * 3 * 4 * 2 * ((32 + 32) + (32 + 64))
 
 
 @pytest.mark.parametrize(
     ("name", "shape", "reason"),
     [
-        ("model.layers.9.mlp.up_proj", (32, 2), "changes model.layers.9.mlp.up_proj, for which this version"),
+        ("model.layers.9.mlp.up_proj", (32, 2), "changes model.layers.9.mlp.up_proj, which adapters of this version"),
         ("model.layers.0.mlp.up_proj", (16, 2), "has 16 numbers, and that of this version has 32"),
         ("model.layers.0.mlp.up_proj", (32, 9), "rank 9 in model.layers.0.mlp.up_proj, .* at most 4"),
     ],

@@ -9,7 +9,7 @@ Inputs, for `batch` rows of `sequence` new tokens each:
   past_key_i, past_value_i     (batch, key heads, max_length, head size) of each layer with a cache of its own
   past_state_i_n               (batch, ...) float32, of each layer with states: its n-th
   appended_rows                (batch,) bool, the rows whose states advance; with states
-  lora_rows                    (batch,) int64, each row's adapter: a row of the stacks; with room for adapters
+  lora_rows                    (batch,) int64, each row's adapter: a row of the stacks; with adapters
   lora_a.LAYER, lora_b.LAYER   (adapters + 1, ...) float32, the stacks of a linear layer (lora.py)
 Outputs: logits (positions, vocabulary) and present_key_i, present_value_i and present_state_i_n, to be bound to the
 buffers of the past; for a draft that reads them, hidden_states (batch, sequence, size) of the new tokens.
@@ -39,7 +39,7 @@ from builder.graphs.export.chosen_experts import chosen_experts
 from builder.graphs.export.failure import reason
 from builder.graphs.export.indexers import every_key_chosen
 from builder.graphs.export.latent import absorbed_attention, latent_layers, latent_shape
-from builder.graphs.export.lora import AdapterRoom, adaptable_layers, adding_lora, drop_unread_stacks
+from builder.graphs.export.lora import AdapterCapacity, adaptable_layers, adding_lora, drop_unread_stacks
 from builder.graphs.export.masks import chunks_within
 from builder.graphs.export.positions import PROBE, are_close, first_position, looked_up, table_rows
 from builder.graphs.export.program import export_graph
@@ -73,7 +73,7 @@ class DecoderGraph(torch.nn.Module):
     """Module that is exported: `STEP_INPUTS` and the past by position, logits and the present out.
 
     rows: the model's `table_rows`, None if it takes position_ids, of which the first of a text is `first_position`.
-    adapted: layers with places for adapters. states: what a draft reads, the last output.
+    adapted: layers that adapters may change. states: what a draft reads, the last output.
     """
 
     def __init__(
@@ -136,19 +136,19 @@ def export_decoder(
     folder: Path,
     max_length: int,
     caches: tuple[LayerShape, ...] = (),
-    room: AdapterRoom | None = None,
+    capacity: AdapterCapacity | None = None,
     states: TargetStates | None = None,
 ) -> DecoderExport:
     """Export `model` for rows of up to `max_length` tokens. `caches`: its `cache_shapes`, where they are known.
 
-    `room`: for adapters, None for none. `states`: the hidden states that a draft reads.
+    `capacity`: of adapters, None for none. `states`: the hidden states that a draft reads.
     Raises ExportError if no graph is correct.
     """
     path = folder / "exported" / MODEL_FILE
     caches = caches or cache_shapes(model)
     with refused_by_name(model):
         rows, first = table_rows(model), first_position(model)
-        stacks = {} if room is None else room.shapes(adaptable_layers(model))
+        stacks = {} if capacity is None else capacity.shapes(adaptable_layers(model))
         _refuse_later_tokens(model)
         adapted = [name.removeprefix(LORA_A) for name in stacks if name.startswith(LORA_A)]
         step = DecoderGraph(model, caches, rows, adapted, states, first)

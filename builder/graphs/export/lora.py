@@ -1,4 +1,4 @@
-"""Places for LoRA adapters in a graph: each linear layer adds x @ A[row] @ B[row], for the row's own adapter.
+"""LoRA adapters in a graph: each linear layer adds x @ A[row] @ B[row], for the row's own adapter.
 
 The stacks of all adapters are inputs of the graph, so that one is added by writing into them, and rows with different
 adapters share a call. Inputs: builder/runtime/generation/executors/lora.py. Knows modules; knows no architecture.
@@ -27,10 +27,10 @@ PROBE = (2, 3)  # rows and tokens
 
 
 @dataclass(frozen=True)
-class AdapterRoom:
-    """Room for `adapters` at once, each of `rank` at most in any layer.
+class AdapterCapacity:
+    """Adapters that a model takes: `adapters` at once, each of `rank` at most in any layer.
 
-    `layers`: the last parts of the names of those that have places; empty: all.
+    `layers`: the last parts of the names of those that adapters may change; empty: all.
     """
 
     adapters: int
@@ -38,30 +38,31 @@ class AdapterRoom:
     layers: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, spec: BuildSpec) -> AdapterRoom:
-        """Return the room that `spec` asks for."""
+    def of(cls, spec: BuildSpec) -> AdapterCapacity:
+        """Return the capacity that `spec` asks for."""
         names = (spec.adapter_layers or "").split(",")
         return cls(spec.adapters, spec.adapter_rank, tuple(filter(None, map(str.strip, names))))
 
     def chosen(self, layers: Mapping[str, LinearLayer]) -> dict[str, LinearLayer]:
-        """Return those of `layers` that get a place. Raises ExportError if one that was asked for is not there."""
+        """Return those of `layers` that adapters may change. Raises ExportError if a requested one is missing."""
         known = {name.rpartition(".")[2] for name in layers}
         missing = [name for name in self.layers if name not in known]
         if missing:
             raise ExportError(
-                f"--adapter-layers names {missing[0]}, where no adapter has a place; this model has places in "
+                f"--adapter-layers names {missing[0]}, which adapters cannot change; in this model they can change "
                 f"{', '.join(sorted(known))}"
             )
         return {name: one for name, one in layers.items() if not self.layers or name.rpartition(".")[2] in self.layers}
 
     def bytes(self, layers: Mapping[str, LinearLayer]) -> int:
-        """Return the bytes of the stacks of `layers`."""
-        return sum(math.prod(shape) for shape in self.shapes(layers).values()) * np.dtype(np.float32).itemsize
+        """Return the bytes of the stacks of `layers`, and of the matrices of as many adapters as they were read."""
+        copies = {name: (2 * self.adapters + 1, *shape[1:]) for name, shape in self.shapes(layers).items()}
+        return sum(math.prod(shape) for shape in copies.values()) * np.dtype(np.float32).itemsize
 
     def shapes(self, layers: Mapping[str, LinearLayer]) -> dict[str, tuple[int, int, int]]:
         """Return the shapes of the stacks by input of the graph; their first rows are for no adapter.
 
-        Raises ExportError for a layer that was asked for and is not one of `layers`.
+        Raises ExportError for a requested layer that is not one of `layers`.
         """
         shapes = {}
         for name, layer in self.chosen(layers).items():
@@ -106,7 +107,7 @@ def adding_lora(model: PreTrainedModel, names: Sequence[str], tensors: Sequence[
 
 
 def drop_unread_stacks(graph: onnx.GraphProto) -> None:
-    """Remove the stacks of layers whose own code the graph does not run: their places would be without effect."""
+    """Remove the stacks of layers whose own code the graph does not run: adapters would have no effect there."""
     read = {name for node in graph.node for name in node.input}
     for value in [value for value in graph.input if value.name not in read]:
         if value.name.startswith((LORA_A, LORA_B)) or value.name == LORA_ROWS:

@@ -21,7 +21,7 @@ import numpy as np
 from ..fields import Field, InputError
 from .executors.lora import LORA_A, LORA_B, Adapter, LoraStacks
 
-ADAPTER = Field("lora_name", "TYPE_STRING", optional=True)  # input of a model with room for adapters
+ADAPTER = Field("lora_name", "TYPE_STRING", optional=True)  # input of a model built with --adapters
 FOLDER = "adapters"  # beside the version folders
 SUFFIX = ".npz"
 ABOUT = "about"  # array of a file beside its matrices: where the adapter is from, as JSON
@@ -54,7 +54,7 @@ def adapter_arrays(content: bytes) -> "Iterator[Any]":
 
 
 class Adapters:
-    """Adapters in `folder` that fit into `stacks`; as many as these have room for stay in memory."""
+    """Adapters in `folder` that fit into `stacks`; as many as these take at once stay in memory."""
 
     def __init__(self, folder: Path, stacks: LoraStacks) -> None:
         self.folder, self.stacks = folder, stacks

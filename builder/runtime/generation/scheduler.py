@@ -215,7 +215,7 @@ class Scheduler:
         return max(0, len(self.cache.allocated) - waiting.width - later)
 
     def _has_memory_for(self, sequence: RunningSequence) -> bool:
-        """Return True if there is memory for the sequence's tokens and a place for its adapter."""
+        """Return True if there is memory for the sequence's tokens and a row of the stacks for its adapter."""
         key = sequence.request.cache_key
         return self.cache.can_allocate(sequence.tokens, sequence.width, key) and self._adapter_row(sequence) is not None
 
@@ -223,7 +223,7 @@ class Scheduler:
         """Return the row of the stacks with the sequence's adapter; None while others need all rows."""
         if self.lora is None:
             return 0
-        return self.lora.place(sequence.request.adapter, {running.request.cache_key for running in self.running})
+        return self.lora.activate(sequence.request.adapter, {running.request.cache_key for running in self.running})
 
     def _has_prefilling_sibling(self, sequence: RunningSequence) -> bool:
         return any(other.request is sequence.request for other in self._active(SequenceStatus.PREFILLING))

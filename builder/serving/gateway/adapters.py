@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Protocol
 
-from builder.runtime.generation.adapter_files import ADAPTER
+from builder.runtime.generation.adapter_files import ADAPTER, NAME
 from builder.serving.gateway.catalogue import ModelRegistry, model_not_found
 from builder.serving.gateway.errors import ApiError
 from builder.serving.gateway.served_model import ADAPTER_MARK, ServedModel
@@ -15,7 +15,7 @@ class AdapterRegistry(ModelRegistry, Protocol):
     """Models that clients may name, and their adapters."""
 
     async def adapter_names(self, model: ServedModel) -> list[str]:
-        """Return the adapters of a model with room for some. Raises ApiError."""
+        """Return the adapters of a model that takes some. Raises ApiError."""
         ...
 
 
@@ -33,10 +33,13 @@ class AdaptedModels:
         model = await self.registry.get(base)
         if not mark:
             return model
-        if ADAPTER.name not in model.inputs or not adapter:
-            message = f"{base} was built without room for adapters; leave {mark}{adapter} out"
-            raise ApiError(404, message, param="model", code="model_not_found")
-        return replace(model, adapter=adapter)
+        if ADAPTER.name not in model.inputs:
+            message = f"{base} was built without --adapters; leave {mark}{adapter} out"
+        elif not NAME.fullmatch(adapter):
+            message = f"{adapter!r} is not the name of an adapter; GET /v1/models lists those of {base}"
+        else:
+            return replace(model, adapter=adapter)
+        raise ApiError(404, message, param="model", code="model_not_found")
 
     def temporarily_unavailable(self) -> list[ServedModel]:
         return self.registry.temporarily_unavailable()

@@ -138,7 +138,7 @@ class Triton:
         return text
 
     async def adapters(self, name: str, has_batch: bool) -> list[str]:
-        """Return the adapters of a generating model with room for some."""
+        """Return the adapters of a generating model that takes some."""
         request, shape = service_pb2.ModelInferRequest(model_name=name), (1, 1) if has_batch else (1,)
         for field, value in ((PROMPT_INPUT, "-"), (ADAPTER, ALL_ADAPTERS)):
             add_tensor(request, field, [value], shape)

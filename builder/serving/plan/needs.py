@@ -25,7 +25,7 @@ STRING = 64  # bytes of a text in an answer, such as a label or a name
 class ModelNeeds:
     """Sizes and speeds of a model.
 
-    `weights`: bytes of one instance, its room for adapters included. `length`: tokens of a text or of a slot. `cross`:
+    `weights`: bytes of one instance, its adapters included. `length`: tokens of a text or of a slot. `cross`:
     layers of cross-attention, over `source` tokens. `draft`: bytes of the draft model, its cache included.
     `activations`: bytes that the largest call of one instance computes on a GPU, and `activated` the formula for them.
     """

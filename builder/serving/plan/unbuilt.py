@@ -18,7 +18,7 @@ from builder.common.memory import BYTES_PER_VALUE, cache_bytes
 from builder.engines import session_engine
 from builder.engines.decoding import DecodingEngine, engine_of, measurable
 from builder.graphs.export.decoder import cache_shapes
-from builder.graphs.export.lora import AdapterRoom
+from builder.graphs.export.lora import AdapterCapacity
 from builder.graphs.export.seq2seq import seq2seq_shapes
 from builder.options import BuildSpec
 from builder.serving.plan.needs import ModelNeeds
@@ -52,7 +52,7 @@ def needs_of_checkpoint(spec: BuildSpec) -> ModelNeeds:
     with torch.device("meta"):
         if family == "decoder":
             layers = cache_shapes(checkpoint.model)
-            size += AdapterRoom.of(spec).bytes(linear_layers(checkpoint.model)) if spec.adapters else 0
+            size += AdapterCapacity.of(spec).bytes(linear_layers(checkpoint.model)) if spec.adapters else 0
             engine = _engine(spec, any(layer.states for layer in layers))
             cache, paged = engine.cache_type, engine.paged
             draft = 0 if spec.draft is None else _bytes(spec, checkpoint)

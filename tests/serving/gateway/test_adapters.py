@@ -27,7 +27,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def _adapted_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the stand-in have a model with room for adapters."""
+    """Let the stand-in have a model that takes adapters."""
     fields = (*OPTIONS, ADAPTER), (*OUTPUTS, *PROMPT_OUTPUTS)
     monkeypatch.setitem(MODELS, "adapted", ("text-generation", *fields, GUIDED))
 
@@ -82,8 +82,9 @@ def test_models_are_listed_if_one_does_not_tell_its_adapters(
     ("name", "message"),
     [
         ("adapted:other", "it has poems, sql"),
-        ("guided:sql", "guided was built without room for adapters"),
-        ("adapted:", "leave : out"),
+        ("guided:sql", "guided was built without --adapters"),
+        ("adapted:", "'' is not the name of an adapter"),
+        ("adapted:*", "'*' is not the name of an adapter"),
         ("nothing:sql", "the model 'nothing' does not exist"),
     ],
 )

@@ -21,11 +21,11 @@ from builder.checkpoints.generation_config import generation_file, refuse_unserv
 from builder.checkpoints.linear_layers import linear_layers
 from builder.checkpoints.tokenizer import refuse_other_text
 from builder.common.errors import CheckpointError, SpecError
-from builder.common.memory import weights_bytes
+from builder.common.memory import refuse_slots, weights_bytes
 from builder.common.progress import Stage
 from builder.engines.decoding import DecodingEngine, engine_of, measurable
 from builder.graphs.export.decoder import cache_shapes
-from builder.graphs.export.lora import AdapterRoom
+from builder.graphs.export.lora import AdapterCapacity
 from builder.options import BuildSpec
 
 
@@ -70,7 +70,15 @@ def _on_one(
         engine.refuse_states()
     memory = engine.plan_memory(layers, weights, checkpoint.max_length)
     if spec.adapters:
-        memory = replace(memory, adapters=AdapterRoom.of(spec).bytes(linear_layers(checkpoint.model)))
+        memory = replace(memory, adapters=AdapterCapacity.of(spec).bytes(linear_layers(checkpoint.model)))
+        adapters = f"{spec.adapters} adapters of rank {spec.adapter_rank}"
+        refuse_slots(
+            memory.cache + memory.adapters,
+            spec.usable_memory,
+            "the cache and the adapters need",
+            f"{spec.slots} slots of {checkpoint.max_length} tokens, and {adapters}",
+            "--adapters, --adapter-rank or --slots",
+        )
     rows = tuple(map(tuple, sample_rows(spec.samples, checkpoint)))
     return Decoder(spec, checkpoint, folder, engine, memory, layers, rows, draft)
 

@@ -52,7 +52,7 @@ from builder.common.workplace import require_disk_space
 from builder.engines.decoding import DecodingEngine, Lowered, free_executors, is_mapped, opened
 from builder.graphs.export.decoder import DecoderExport, export_decoder
 from builder.graphs.export.experts import cost_of_experts
-from builder.graphs.export.lora import AdapterRoom
+from builder.graphs.export.lora import AdapterCapacity
 from builder.graphs.onnx.graph import Graph
 from builder.options import BuildSpec
 from builder.repository.config.entries import RepositoryEntry
@@ -88,9 +88,11 @@ class Decoder:
     def export(self) -> DecoderExport:
         """Return one graph for prefill and decode steps. Raises RepositoryError if the disk is too full for it."""
         require_disk_space(self.memory.weights, GRAPHS)
-        room = AdapterRoom.of(self.spec) if self.spec.adapters else None
+        adapters = AdapterCapacity.of(self.spec) if self.spec.adapters else None
         states = None if self.draft is None else self.draft.layers.states
-        return export_decoder(self.checkpoint.model, self.folder, self.checkpoint.max_length, self.layers, room, states)
+        return export_decoder(
+            self.checkpoint.model, self.folder, self.checkpoint.max_length, self.layers, adapters, states
+        )
 
     def reference(self, exported: DecoderExport) -> PyTorchDecoder:
         """Return teacher-forced probabilities, those of a long row, and the time of a step."""
@@ -257,7 +259,7 @@ class Decoder:
 
 
 def _fields(spec: BuildSpec, checkpoint: Checkpoint) -> tuple[Sequence[Field], Sequence[Field]]:
-    """Return the inputs and outputs of the front; with room for adapters, requests name theirs."""
+    """Return the inputs and outputs of the front; with --adapters, requests name theirs."""
     inputs, outputs = checkpoint.task.fields({})
     return ((*inputs, ADAPTER) if spec.adapters else inputs), outputs
 

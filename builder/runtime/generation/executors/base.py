@@ -126,7 +126,7 @@ class Executor(ABC):
     `joins_prefills`: True if prompts that start in adjacent slots run as one call, which reads the weights once.
     `has_states`: True if a slot keeps states besides keys and values: those after all of its tokens, and no earlier
     ones.
-    `lora`: the adapters of the slots; None: the graph has no room for any.
+    `lora`: the adapters of the slots; None: the graph takes none.
     `reads_hidden_states`: True for a draft that reads the hidden states of the model that it drafts for: `draft_token`
     is implemented.
     """

@@ -1,4 +1,4 @@
-"""Keep the LoRA matrices of a graph's linear layers in place, stacked by adapter, and the adapter of each slot.
+"""Keep the LoRA matrices of a graph's linear layers, stacked by adapter, and the adapter of each slot.
 
 The graph adds x @ A[row] @ B[row] to the answer of each such layer, with `row` chosen by a row of the call
 (builder/graphs/export/lora.py). Row 0 of a stack has zeros: no adapter. Knows shapes; knows no engine and no files.
@@ -30,43 +30,43 @@ class Adapter:
 class LoraStacks:
     """Stacks by input of the graph, and `rows`, (slots,) int64: the row of the stacks that each slot uses.
 
-    `capacity`: how many adapters they have room for.
+    `capacity`: how many adapters they take at once.
     """
 
     def __init__(self, shapes: "Mapping[str, Sequence[int]]", slots: int) -> None:
         self.tensors = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
         self.capacity = min(len(tensor) for tensor in self.tensors.values()) - 1
         self.rows = np.zeros(slots, np.int64)
-        self.placed: "dict[str, int]" = {}  # row by digest, the most recent at the end
+        self.active: "dict[str, int]" = {}  # row by digest, the most recent at the end
 
     @classmethod
     def of(cls, shapes: "Iterable[tuple[str, Sequence[int]]]", slots: int) -> "LoraStacks | None":
-        """Return stacks for the inputs of a graph, (name, shape) each; None if it has no room for adapters."""
+        """Return stacks for the inputs of a graph, (name, shape) each; None if it takes no adapters."""
         stacks = {name: shape for name, shape in shapes if name.startswith((LORA_A, LORA_B))}
         return cls(stacks, slots) if stacks else None
 
     def misfit(self, adapter: Adapter) -> "str | None":
-        """Return why the stacks have no place for `adapter`; None if they do."""
+        """Return why `adapter` does not fit the stacks; None if it does."""
         for name, matrix in adapter.matrices.items():
             layer = name[len(LORA_A) :]
             if name not in self.tensors:
-                return f"it changes {layer}, for which this version of the model has no place"
-            _, *room = self.tensors[name].shape
+                return f"it changes {layer}, which adapters of this version of the model cannot"
+            _, *largest = self.tensors[name].shape
             rank, width = (1, 0) if name.startswith(LORA_A) else (0, 1)
-            if matrix.shape[width] != room[width]:
-                return f"its {layer} has {matrix.shape[width]} numbers, and that of this version has {room[width]}"
-            if matrix.shape[rank] > room[rank]:
-                return f"it has rank {matrix.shape[rank]} in {layer}, and this version takes at most {room[rank]}"
+            if matrix.shape[width] != largest[width]:
+                return f"its {layer} has {matrix.shape[width]} numbers, and that of this version has {largest[width]}"
+            if matrix.shape[rank] > largest[rank]:
+                return f"it has rank {matrix.shape[rank]} in {layer}, and this version takes at most {largest[rank]}"
         return None
 
-    def place(self, adapter: "Adapter | None", running: "Collection[str]") -> "int | None":
-        """Return the row of `adapter`, written there if it was not; None if the adapters `running` have all rows.
+    def activate(self, adapter: "Adapter | None", running: "Collection[str]") -> "int | None":
+        """Return the row of `adapter`, written there if it was not; None while the adapters `running` need all rows.
 
         `running`: digests of adapters that must stay where they are.
         """
         if adapter is None:
             return 0
-        row = self.placed.pop(adapter.digest, None)
+        row = self.active.pop(adapter.digest, None)
         if row is None:
             row = self._free_row(running)
             if row is None:
@@ -76,12 +76,12 @@ class LoraStacks:
                 if name in adapter.matrices:
                     matrix = adapter.matrices[name]
                     tensor[row, : matrix.shape[0], : matrix.shape[1]] = matrix
-        self.placed[adapter.digest] = row
+        self.active[adapter.digest] = row
         return row
 
     def _free_row(self, running: "Collection[str]") -> "int | None":
         """Return an unused row, or that of the least recent adapter that is not `running`."""
-        if len(self.placed) < self.capacity:
-            return len(self.placed) + 1
-        idle = next((digest for digest in self.placed if digest not in running), None)
-        return None if idle is None else self.placed.pop(idle)
+        if len(self.active) < self.capacity:
+            return len(self.active) + 1
+        idle = next((digest for digest in self.active if digest not in running), None)
+        return None if idle is None else self.active.pop(idle)
