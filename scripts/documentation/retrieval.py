@@ -1,8 +1,10 @@
-"""Tables of docs/retrieval.json, which `scripts/bench retrieval` records run by run."""
+"""Tables of docs/retrieval*.json, one for each machine, which `scripts/bench retrieval` records run by run."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from scripts.benchmarks.retrieval_models import RETRIEVAL_MODELS
@@ -23,20 +25,24 @@ TITLES = {
 
 
 def summary() -> str:
-    """Return the machine and, by model and precision, this project beside the fastest peer of the same run."""
-    figures = _figures()
+    """Return each machine and, by model and precision, this project beside the fastest peer of the same run."""
+    return "\n\n".join(map(_summary, _machines()))
+
+
+def _summary(machine: Machine) -> str:
+    figures, runs = machine.figures, machine.runs
     limits = figures["limits"]
     rows = [
         (TITLES[name], precision, *(_ratio(run, count) for count in CLIENTS), _fastest(run))
-        for name, precision, run in _runs(figures)
+        for name, precision, run in runs
         if run["ratios"]
     ]
-    days = sorted({run["date"] for _, _, run in _runs(figures)})
-    rounds = sorted({run["rounds"] for _, _, run in _runs(figures)})
+    days = sorted({run["date"] for _, _, run in runs})
+    rounds = sorted({run["rounds"] for _, _, run in runs})
     heads = ("model", "precision", *(_clients(count) for count in CLIENTS), "fastest peer, most clients")
     return (
-        f"Recorded by `scripts/bench retrieval --output docs/retrieval.json`, a run a model and precision, on "
-        f"{' and '.join(days)} on {figures['cores']} cores of an {figures['cpu']} ([figures](../retrieval.json)), in "
+        f"Recorded by `scripts/bench retrieval --output docs/{machine.file}`, a run a model and precision, on "
+        f"{' and '.join(days)} on {figures['cores']} cores of an {figures['cpu']} ([figures](../{machine.file})), in "
         f"{' or '.join(map(str, rounds))} round{'s' * (rounds != [1])} a run. "
         f"The machine multiplies at {limits['fp32']:.0f} GFLOP/s in fp32, {limits['bf16']:.0f} in bf16 and "
         f"{limits['int8']:.0f} GOP/s in int8, and reads {limits['bandwidth']:.0f} GB/s. Times the fastest peer of as "
@@ -46,69 +52,81 @@ def summary() -> str:
 
 def sentence() -> str:
     """Return the range over runs of the ratios, by clients, and how many of all runs there are, of which kinds."""
-    figures = _figures()
-    runs = [(name, run["ratios"]) for name, _, run in _runs(figures) if run["ratios"]]
+    machines = _machines()
+    runs = [(name, at, run["ratios"]) for machine in machines for name, at, run in machine.runs if run["ratios"]]
     ranges = []
     for count in CLIENTS:
-        measured = [ratios[count] for _, ratios in runs if count in ratios]
+        measured = [ratios[count] for _, _, ratios in runs if count in ratios]
         ranges.append(f"{min(measured):.2f} to {max(measured):.2f} times as many from {_clients(count)}")
-    ran = {RETRIEVAL_MODELS[name].kind for name, _ in runs}
+    ran = {RETRIEVAL_MODELS[name].kind for name, _, _ in runs}
     kinds = " and ".join(noun for kind, noun in KINDS.items() if kind in ran)
+    cpus = " or ".join(f"an {machine.figures['cpu']}" for machine in machines)
+    made = len({(name, precision) for name, precision, _ in runs})
     return (
-        f"Retrieval models, on {figures['cores']} cores of an {figures['cpu']}: texts a second beside the fastest peer "
-        f"with as many bits, the lowest and the highest of {len(runs)} of {len(TITLES) * len(PRECISIONS)} "
+        f"Retrieval models, on {machines[0].figures['cores']} cores of {cpus}: texts a second beside the fastest peer "
+        f"with as many bits, the lowest and the highest of {made} of {len(TITLES) * len(PRECISIONS)} "
         f"runs ({kinds}): {', '.join(ranges)}."
     )
 
 
 def models() -> str:
-    """Return a table for each model that ran: texts a second by side and clients, and the machine's limit."""
-    figures = _figures()
+    """Return a table for each model on each machine: texts a second by side and clients, and the machine's limit."""
     parts = []
     for name, title in TITLES.items():
-        rows = [row for own, precision, run in _runs(figures) if own == name for row in _rows(precision, run)]
-        heads = ("precision", "side", "agreement", *(_clients(count) for count in CLIENTS))
-        if rows:
-            parts.append(f"### {title}\n\n{table(heads, rows)}")
+        for machine in _machines():
+            rows = [row for own, precision, run in machine.runs if own == name for row in _rows(precision, run)]
+            heads = ("precision", "side", "agreement", *(_clients(count) for count in CLIENTS))
+            if rows:
+                parts.append(f"### {title}, {machine.figures['cpu']}\n\n{table(heads, rows)}")
     return "\n\n".join(parts)
 
 
 def left_out() -> str:
-    """Return the runs that were not made, and the sides that failed in a run, each with its reason."""
-    figures = _figures()
+    """Return the runs that were made on no machine, and the sides that failed in a run, each with its reason."""
+    machines = _machines()
+    made = {(name, precision) for machine in machines for name, precision, _ in machine.runs}
     lines = []
     for name, title in TITLES.items():
-        known = figures["models"].get(name, {})
-        missing = [precision for precision in PRECISIONS if precision not in known]
+        missing = [precision for precision in PRECISIONS if (name, precision) not in made]
         if missing:
             lines.append(f"- {title}: no run in {', '.join(missing)}")
-    for name, precision, run in _runs(figures):
-        lines += [f"- {TITLES[name]}, {precision}: {side}: {_reason(why)}" for side, why in run["failed"].items()]
+    for machine in machines:
+        for name, precision, run in machine.runs:
+            lines += [f"- {TITLES[name]}, {precision}: {side}: {_reason(why)}" for side, why in run["failed"].items()]
     return "\n".join(lines)
 
 
 def versions() -> str:
     """Return the packages of this project and of each peer that ran."""
-    figures = _figures()
-    ran = {side for _, _, run in _runs(figures) for side in run["sides"]}
-    peers = [
-        (name, ", ".join(f"`{package}`" for package in packages))
-        for name, packages in figures["peers"].items()
-        if name in ran
-    ]
-    own = ", ".join(f"`{name}=={version}`" for name, version in figures["versions"].items())
-    return table(("side", "packages"), [("this project", own), *peers])
+    rows: dict[tuple[str, str], None] = {}
+    for machine in _machines():
+        ran = {side for _, _, run in machine.runs for side in run["sides"]}
+        rows[
+            "this project", ", ".join(f"`{name}=={version}`" for name, version in machine.figures["versions"].items())
+        ] = None
+        for name, packages in machine.figures["peers"].items():
+            if name in ran:
+                rows[name, ", ".join(f"`{package}`" for package in packages)] = None
+    return table(("side", "packages"), sorted(rows, key=lambda row: row[0] != "this project"))
 
 
-def _figures() -> dict[str, Any]:
-    document: dict[str, Any] = json.loads((FOLDER / "retrieval.json").read_text("utf-8"))
-    return document
+@dataclass(frozen=True)
+class Machine:
+    """Figures of one machine. `runs`: (model, precision, run), in the order of the page."""
+
+    file: str
+    figures: Mapping[str, Any]
+
+    @property
+    def runs(self) -> list[tuple[str, str, dict[str, Any]]]:
+        known = self.figures["models"]
+        return [(name, at, known[name][at]) for name in TITLES for at in PRECISIONS if at in known.get(name, {})]
 
 
-def _runs(figures: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
-    """Return the runs as (model, precision, run), in the order of the page."""
-    models = figures["models"]
-    return [(name, at, models[name][at]) for name in TITLES for at in PRECISIONS if at in models.get(name, {})]
+def _machines() -> list[Machine]:
+    """Return the recorded machines, in the order of their files' names."""
+    files = sorted(FOLDER.glob("retrieval*.json"), key=lambda file: file.stem)
+    return [Machine(file.name, json.loads(file.read_text("utf-8"))) for file in files]
 
 
 def _clients(count: str) -> str:
