@@ -24,7 +24,7 @@ THRESHOLD = 0.5
 
 @dataclass(frozen=True)
 class Label:
-    """What is looked for. `threshold`: None for the request's. `choices`: the values of a field, if it names them."""
+    """An entity type, field, end of a relation or class. `threshold`: None for the request's. `choices`: the values of a field, if it names them."""
 
     name: str
     threshold: float | None = None
@@ -147,6 +147,7 @@ def _structure(name: str, value: Any, where: str) -> Part:
         own = f"{where}.fields[{at}]"
         one = _mapping(one, own, ("name", "dtype", "choices", "description", "threshold"))
         choices = _texts(one["choices"], f"{own}.choices") if one.get("choices") is not None else ()
+        _refuse_equal([choice.lower() for choice in choices], f"{own}.choices")  # by which their scores are found
         label = _text(one.get("name"), f"{own}.name")
         fields.append(Label(label, _share(one, "threshold", own), _only_best(one, own), tuple(choices)))
         if one.get("description"):

@@ -193,6 +193,10 @@ def _refusal(front: Pipeline, checkpoint: Checkpoint, sample: dict[str, Any]) ->
         ({"schema": {"structures": {"x": {"fields": []}}}}, "structures.x.fields is []"),
         ({"schema": {"structures": {"x": {"fields": [{"name": "y"}], "mode": "natural"}}}}, "'mode', which is not"),
         ({"schema": {"structures": {"x": {"fields": [{"name": "y"}, {"name": "y"}]}}}}, "names 'y' twice"),
+        (
+            {"schema": {"structures": {"x": {"fields": [{"name": "y", "choices": ["Yes", "yes"]}]}}}},
+            "names 'yes' twice",
+        ),
         ({"schema": {"classifications": [{"task": "t", "labels": ["a"]}]}}, "one label; expected at least two"),
         ({"schema": {"classifications": [{"task": "t", "labels": ["a", "b"], "top_k": 0}]}}, "top_k is 0"),
         ({"schema": {"classifications": [{"task": "t", "labels": ["a", "b"], "class_act": "x"}]}}, "one of auto"),
