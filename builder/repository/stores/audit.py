@@ -24,8 +24,13 @@ class Audit:
 
 
 def audit(store: Store) -> Audit:
-    """Read every manifest of `store`, and every blob that one names, and compare the blobs with their hashes."""
+    """Read every manifest of `store`, and every blob that one names, and compare the blobs with their hashes.
+
+    Raises RepositoryError for a store without versions: it would be found sound, whatever its address was meant to be.
+    """
     manifests, problems = _manifests(store)
+    if not (manifests or problems):
+        raise RepositoryError(f"{store.url} has no versions of models; correct the address, or push one first")
     users: dict[Blob, list[str]] = {}
     for manifest in manifests:
         for blob in set(manifest.files.values()):

@@ -254,7 +254,7 @@ class Store:
             except Exception as error:  # a broken connection makes the libraries raise many types
                 problem = reason(error)
             time.sleep(PAUSE_S * 2**attempt)
-        raise RepositoryError(f"{self.url}: {path} could not be read ({problem}); pull again to go on from there")
+        raise RepositoryError(f"{self.url}: {path} could not be read ({problem}); try again: a pull goes on from there")
 
     def _size(self, path: str) -> int | None:
         """Return the bytes of an object; None if it does not exist."""

@@ -54,6 +54,12 @@ def test_audit_names_damaged_and_missing_blobs_with_their_versions(pushed: Store
     assert problems[1].endswith(": front@1, front@2")
 
 
+def test_audit_refuses_a_store_without_versions(pushed: Store) -> None:
+    """Regression: a check of a wrong address succeeded."""
+    with pytest.raises(RepositoryError, match="has no versions of models; correct the address"):
+        audit(open_store(f"{pushed.url}/typo"))
+
+
 def test_audit_names_a_damaged_manifest(pushed: Store) -> None:
     Path(pushed._manifest("front", 1)).write_text("{}")
     result = audit(pushed)

@@ -215,7 +215,7 @@ def test_store_keeps_a_partial_download_for_the_next_attempt(
         return content
 
     broken = replace(store, files=SimpleNamespace(cat_file=cat_file, info=store.files.info))
-    with pytest.raises(RepositoryError, match=r"could not be read \(the network is down\); pull again to go on"):
+    with pytest.raises(RepositoryError, match=r"could not be read \(the network is down\); try again: a pull goes on"):
         broken.get(blob, tmp_path / "got")
     assert (tmp_path / "got.part").stat().st_size == 1 << 19
     reads.extend([0] * 10)
