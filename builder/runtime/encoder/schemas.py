@@ -24,7 +24,10 @@ THRESHOLD = 0.5
 
 @dataclass(frozen=True)
 class Label:
-    """An entity type, field, end of a relation or class. `threshold`: None for the request's. `choices`: the values of a field, if it names them."""
+    """An entity type, field, end of a relation or class.
+
+    `threshold`: None for the request's. `choices`: the values of a field, if it names them.
+    """
 
     name: str
     threshold: float | None = None

@@ -17,10 +17,7 @@ import numpy as np
 
 SCHEMES = ({"B": "B", "I": "I", "E": "E", "S": "S"}, {"B": "B", "I": "I", "L": "E", "U": "S"})
 OUTSIDE, FIRST, INSIDE, LAST, ONLY = "O", "B", "I", "E", "S"  # places
-OPEN, CLOSED = (
-    (FIRST, INSIDE),
-    (OUTSIDE, LAST, ONLY),
-)  # places after which an entity goes on, and after which it does not
+OPEN, CLOSED = (FIRST, INSIDE), (OUTSIDE, LAST, ONLY)  # places after which an entity goes on, and does not
 FORBIDDEN = -1e9  # score of tags that cannot follow each other
 BIASES: "dict[str, tuple[tuple[str, ...], tuple[str, ...]]]" = {  # places of two tags in a row, by the name of the bias
     "background_stay": ((OUTSIDE,), (OUTSIDE,)),
