@@ -22,7 +22,7 @@ from builder.checkpoints.grids import LARGEST_BLOCK, SMALLEST_BLOCK, QuantizedBl
 from builder.graphs.onnx.cleanup import drop_unused
 from builder.graphs.onnx.experts import INTO, INTO_BIAS, OUT_OF, OUT_OF_BIAS
 from builder.graphs.onnx.graph import Graph, load_graph, save_graph
-from builder.graphs.onnx.nodes import constant_products, replace_nodes
+from builder.graphs.onnx.nodes import replace_nodes
 from builder.graphs.onnx.operators import DOMAIN, EXPERTS, QUANTISED_EXPERTS
 from builder.graphs.onnx.weights import computed, computing, rows_of
 from builder.options import WeightOptions
@@ -48,23 +48,6 @@ def block_of(graph: onnx.GraphProto, largest: int) -> int | None:
             return size
         size //= 2
     return None
-
-
-def routers_of(graph: onnx.GraphProto) -> set[str]:
-    """Return the outputs of the constant products that the router logits of all experts in `graph` come from."""
-    makers = {output: node for node in graph.node for output in node.output}
-    products = {node.output[0] for node in constant_products(graph)}
-    pending = [node.input[1] for node in graph.node if node.op_type == EXPERTS]
-    found: set[str] = set()
-    seen: set[str] = set()
-    while pending:
-        name = pending.pop()
-        if name in products:
-            found.add(name)
-        elif name in makers and name not in seen:
-            pending.extend(makers[name].input)
-        seen.add(name)
-    return found
 
 
 def quantise_experts(graph: Graph, options: WeightOptions, folder: Path) -> Graph | None:

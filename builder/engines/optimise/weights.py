@@ -24,9 +24,9 @@ from builder.checkpoints.grids import StoredWeights
 from builder.common.errors import VerificationError
 from builder.engines import graph_engine
 from builder.engines.optimise import Quantised
-from builder.engines.optimise.experts import block_of, quantised_experts, routers_of
+from builder.engines.optimise.experts import block_of, quantised_experts
 from builder.graphs.onnx.cleanup import drop_unused
-from builder.graphs.onnx.experts import run_all_experts
+from builder.graphs.onnx.experts import routers_of, run_all_experts
 from builder.graphs.onnx.graph import Graph, load_graph, save_graph
 from builder.graphs.onnx.nodes import constant_products, replace_nodes
 from builder.graphs.onnx.operators import DOMAIN, EXPERTS, QUANTISED_EXPERTS
@@ -66,12 +66,13 @@ def _quantise_weights(
 ) -> Quantised:
     bits = BITS.get(precision, 8)
     model = load_graph(graph.path)
+    spell_out_gemms(model.graph)  # ONNX Runtime's optimiser makes some of MatMul and Add again
     routers = routers_of(model.graph)
     block = block_of(model.graph, options.block_size if precision in BITS else LARGEST_EXPERTS_BLOCK)
     if block is None:
         graph = run_all_experts(graph, folder)
         model = load_graph(graph.path)
-    spell_out_gemms(model.graph)  # ONNX Runtime's optimiser makes some of MatMul and Add again
+        spell_out_gemms(model.graph)
     heads = {node.output[0] for node in tied_heads(model.graph)}
     products = {node.output[0] for node in constant_products(model.graph)}
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}

@@ -20,7 +20,7 @@ from onnx import helper
 
 from builder.graphs.onnx.cleanup import drop_unused
 from builder.graphs.onnx.graph import Graph, load_graph, save_graph
-from builder.graphs.onnx.nodes import add_constant, attributes_of, replace_nodes
+from builder.graphs.onnx.nodes import add_constant, attributes_of, constant_products, replace_nodes
 from builder.graphs.onnx.operators import EXPERTS
 from builder.graphs.onnx.weights import computed, computing, made_of, rows_of, values_of
 
@@ -64,6 +64,26 @@ def order_experts(model: onnx.ModelProto) -> None:
         add_constant(model.graph, ALWAYS, np.array(True))
         replace_nodes(model.graph, nodes)
     drop_unused(model.graph)
+
+
+def routers_of(graph: onnx.GraphProto) -> set[str]:
+    """Return the outputs of the constant products that the router logits of all experts in `graph` come from.
+
+    A Gemm is not seen as one: spell_out_gemms (projections.py) comes first.
+    """
+    makers = {output: node for node in graph.node for output in node.output}
+    products = {node.output[0] for node in constant_products(graph)}
+    pending = [node.input[1] for node in graph.node if node.op_type == EXPERTS]
+    found: set[str] = set()
+    seen: set[str] = set()
+    while pending:
+        name = pending.pop()
+        if name in products:
+            found.add(name)
+        elif name in makers and name not in seen:
+            pending.extend(makers[name].input)
+        seen.add(name)
+    return found
 
 
 def _ordered(source: onnx.TensorProto, turned: bool, mixed: bool) -> Callable[[slice], np.ndarray]:

@@ -16,6 +16,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from builder.graphs.onnx.cleanup import drop_unused, known_shapes
+from builder.graphs.onnx.experts import routers_of
 from builder.graphs.onnx.nodes import attributes_of
 from builder.graphs.onnx.operators import CACHED_ATTENTION
 from builder.graphs.onnx.weights import Rows, made_of, rows_of, values_of
@@ -102,11 +103,14 @@ def _drop_flattening(graph: onnx.GraphProto, weights: dict[str, onnx.TensorProto
 
 
 def _merge(graph: onnx.GraphProto, weights: dict[str, onnx.TensorProto]) -> None:
-    """Merge products of one input, with matrices that have no other reader, into one product and a Split."""
-    readers = _readers(graph)
+    """Merge products of one input, with matrices that have no other reader, into one product and a Split.
+
+    A router stays alone: in fewer bits the others are rounded, and it is not.
+    """
+    readers, routers = _readers(graph), routers_of(graph)
     groups: dict[tuple[str, bool], list[Projection]] = defaultdict(list)
     for projection in _projections(graph, weights, readers):
-        if len(readers[projection.product.input[1]]) == 1:
+        if len(readers[projection.product.input[1]]) == 1 and projection.product.output[0] not in routers:
             groups[projection.product.input[0], projection.bias is not None].append(projection)
     outputs = {value.name for value in graph.output}
     for (source, biased), group in groups.items():
