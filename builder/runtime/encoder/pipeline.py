@@ -117,19 +117,11 @@ class Pipeline:
                 if isinstance(encoded, Exception):
                     raise encoded
                 rows = self.task.rows(job, encoded)
-                self._refuse_many(rows)
+                self.task.refuse_many(sum(len(row.encoding) for row in rows), len(rows))
                 works[index] = PendingRequest(job, rows, [{}] * len(rows))
             except Exception as error:
                 answers[index] = error
         return answers, works
-
-    def _refuse_many(self, rows: Sequence[Row]) -> None:
-        tokens, most = sum(len(row.encoding) for row in rows), self.serving.limits.request_tokens
-        if tokens > most:
-            raise InputError(
-                f"the request has {tokens} tokens in {len(rows)} rows; this model takes at most {most} at once "
-                "(serving.limits.request_tokens of its build): send several requests"
-            )
 
     def warm_up(self) -> None:
         """Make serving.json's warm-up calls, and one call of each length of a bucket."""

@@ -95,6 +95,15 @@ class Task:
         cut = self.text([job.texts[source]], Truncation(self.max_length, self.strategy))[0]
         return Row(cut, source, truncated=True)
 
+    def refuse_many(self, tokens: int, rows: int) -> None:
+        """Raise InputError if the rows of a request have more tokens than the model takes at once."""
+        most = self.limits.request_tokens
+        if tokens > most:
+            raise InputError(
+                f"the request has {tokens} tokens in {rows} rows; this model takes at most {most} at once "
+                "(serving.limits.request_tokens of its build): send several requests"
+            )
+
     @property
     def too_long(self) -> str:
         """Return what a client can do about a text that is too long."""

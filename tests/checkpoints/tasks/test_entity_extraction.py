@@ -8,6 +8,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -98,6 +99,16 @@ def test_windows_find_the_entities_of_long_texts(fronts: Fronts) -> None:
     starts = [one["start"] for one in found]
     assert starts == sorted(set(starts))
     assert all(one["end"] <= other["start"] for one, other in pairwise(found))
+
+
+def test_many_windows_are_refused_before_they_are_tokenised(fronts: Fronts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: each of them repeats the labels, so that a long text took the memory of millions of tokens."""
+    _, front = fronts("deberta")
+    monkeypatch.setattr(front.task, "text", Mock(side_effect=AssertionError))
+    sample = {"text_input": "Yes " * 40_000, "labels": [f"type {number}" for number in range(60)]}
+    (refused,) = front([{**_tensors(sample), "windows": np.array([[True]])}])
+    assert isinstance(refused, InputError)
+    assert "takes at most 131072 at once" in str(refused)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -116,6 +117,14 @@ def test_long_texts_are_cut_between_words_or_refused(fronts: Fronts) -> None:
     assert all(one["end"] <= other["start"] for one, other in pairwise(found))
     labels = [f"a rather long label {number}" for number in range(60)]
     assert "send a shorter schema" in _refusal(front, checkpoint, {**sample, "labels": labels})
+
+
+def test_many_windows_are_refused_before_they_are_tokenised(fronts: Fronts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: each of them repeats the schema, so that a long text took the memory of millions of tokens."""
+    checkpoint, front = fronts("bert")
+    monkeypatch.setattr(front.task, "text", Mock(side_effect=AssertionError))
+    sample = {"labels": [f"type {number}" for number in range(60)], "text_input": "Yes " * 40_000, "windows": True}
+    assert "takes at most 131072 at once" in _refusal(front, checkpoint, sample)
 
 
 def test_answers_of_windows_are_joined() -> None:

@@ -84,7 +84,8 @@ class Task(task.Task):
     def _rows_of(self, job: task.EncodingJob, source: int, encoding: Encoding) -> list[task.Row]:
         words, prompt = len(job.options["words"][source]), 2 * len(job.options["labels"][source]) + 1
         places = places_of_words(encoding, range(prompt, prompt + words))
-        end = self._end_of_window(source, encoding, places, 0)
+        around = len(encoding) - (places[-1] - places[0])
+        end = self._end_of_window(source, around, places, 0)
         if end == words:
             return [self._window(job, source, encoding, range(words))]
         if not (job.options["windows"] or job.truncate):
@@ -95,7 +96,8 @@ class Task(task.Task):
         parts = [range(end)]
         while job.options["windows"] and parts[-1].stop < words:
             start = parts[-1].stop - shared_words(len(parts[-1]), self.parameters["max_width"])
-            parts.append(range(start, self._end_of_window(source, encoding, places, start)))
+            parts.append(range(start, self._end_of_window(source, around, places, start)))
+        self.refuse_many(sum(around + places[part.stop] - places[part.start] for part in parts), len(parts))
         texts = [self._words(job, source, part) for part in parts]
         cut = not job.options["windows"]
         return [self._window(job, source, one, part, cut) for one, part in zip(self.text(texts), parts)]
@@ -104,9 +106,11 @@ class Task(task.Task):
     def too_long(self) -> str:
         return f"{super().too_long}, or windows=true to have all of it read in windows"
 
-    def _end_of_window(self, source: int, encoding: Encoding, places: Sequence[int], start: int) -> int:
-        """Return the word before which a window from the word `start` on has to end. Raises InputError for none."""
-        around = len(encoding) - (places[-1] - places[0])
+    def _end_of_window(self, source: int, around: int, places: Sequence[int], start: int) -> int:
+        """Return the word before which a window from the word `start` on has to end. Raises InputError for none.
+
+        `around`: tokens of a window beside those of its words.
+        """
         end = min(end_of_window(places, start, self.max_length - around), start + self.parameters["max_words"])
         if end <= start:
             needed = places[start + 1] - places[start]

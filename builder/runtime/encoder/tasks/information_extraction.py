@@ -112,6 +112,7 @@ class Task(task.Task):
         while job.options["windows"] and parts[-1].stop < words:
             start = parts[-1].stop - shared_words(len(parts[-1]), self.parameters["max_width"])
             parts.append(range(start, self._end_of_window(source, places, start)))
+        self.refuse_many(sum(places[0] + places[part.stop] - places[part.start] for part in parts), len(parts))
         texts = [self._words(job, source, part) for part in parts]
         cut = not job.options["windows"]
         return [self._row(job, source, one, part, cut) for one, part in zip(self.text(texts), parts)]
