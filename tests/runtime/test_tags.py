@@ -62,11 +62,11 @@ def test_likeliest_path_is_the_best_of_all_valid_paths(tokens: int, seed: int) -
     assert tuple(TagDecoder(TAGS, biases)(scores)) == max(valid, key=total)
 
 
-def test_no_tokens_have_no_path() -> None:
+def test_tag_decoder_returns_nothing_for_no_tokens() -> None:
     assert TagDecoder(TAGS, NO_BIASES)(np.zeros((0, len(LABELS)), np.float32)) == []
 
 
-def test_bias_closes_entities() -> None:
+def test_bias_of_background_removes_entities() -> None:
     """A bias can change what the scores alone prefer."""
     labels = ["O", "B-a", "I-a", "E-a", "S-a"]
     tags = tags_of(labels)

@@ -222,7 +222,7 @@ def test_schemas_that_are_not_understood_are_refused(changes: dict[str, Any], ex
     assert expected in _refusal(front, checkpoint, sample)
 
 
-def test_nothing_is_found_if_no_instance_is_counted() -> None:
+def test_fill_finds_nothing_if_no_instance_is_counted() -> None:
     """The number of instances is decided apart from the scores of spans, for entities too."""
     schema = read_schema(
         '{"entities": ["a"], "relations": ["r"], "structures": {"s": {"fields": [{"name": "f"}]}}}', ""
