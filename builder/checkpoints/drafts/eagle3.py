@@ -135,7 +135,7 @@ def _layers(
     norm, backbone.norm = backbone.norm, torch.nn.Identity()
     text = target.config.get_text_config()
     read = target_layers(document, text.num_hidden_layers)
-    if len(read) != STATES or not all(0 <= layer < text.num_hidden_layers for layer in read):
+    if len(read) != STATES or not all(layer in range(text.num_hidden_layers) for layer in read):
         raise CheckpointError(
             f"an EAGLE-3 draft reads the inputs of {STATES} layers, here {', '.join(map(str, read))}; the model has "
             f"{text.num_hidden_layers} layers"

@@ -193,6 +193,7 @@ def test_export_key_depends_on_a_draft_that_reads_hidden_states(pair: Pair, tmp_
         ({"num_hidden_layers": 2}, "of 2 layers; expected one"),
         ({"eagle_aux_hidden_state_layer_ids": [2, 3, 6]}, "reads the inputs of 3 layers, here 2, 3, 6; .* 6 layers"),
         ({"eagle_aux_hidden_state_layer_ids": [2, 3]}, "reads the inputs of 3 layers, here 2, 3;"),
+        ({"eagle_aux_hidden_state_layer_ids": ["a", 2, 3]}, "reads the inputs of 3 layers, here a, 2, 3;"),
         ({"draft_vocab_size": 7}, "d2t of .* has .* expected 7"),
         ({"hidden_size": 48}, r"has the shape .*: the draft was trained for another one"),
         ({"attention_bias": True}, "has no weight layers.0.self_attn.k_proj.bias"),
