@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
+from builder.building.families.encoder import Encoder
+from builder.building.families.encoder.results import ExportedEncoder
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.gliner2.weights import load_head
 from builder.checkpoints.resolve import resolve
@@ -20,6 +22,7 @@ from builder.checkpoints.tasks.base import one_pipeline
 from builder.checkpoints.tasks.information_extraction import TASK
 from builder.common.errors import CheckpointError
 from builder.common.tensors import to_tensors
+from builder.graphs.export.encoder import task_graph
 from builder.options import make_spec
 from builder.runtime.encoder.filling import fill
 from builder.runtime.encoder.joining import join
@@ -169,6 +172,15 @@ def test_answers_of_windows_are_joined() -> None:
     assert joined["relations"] == second["relations"]
     assert [one["f"][0]["end"] for one in joined["structures"]["s"]] == [5, 6, 7]
     assert joined["structures"]["s"][0]["f"][0]["score"] == 0.7
+
+
+def test_size_of_pytorch_counts_the_layers_after_the_encoder(fronts: Fronts, tmp_path: Path) -> None:
+    """Regression: the report of a build had the size of the encoder alone."""
+    checkpoint, _ = fronts("bert")
+    exported = ExportedEncoder(Mock(module=task_graph(checkpoint)), ())
+    measured = Encoder(make_spec(model="x", target="cuda"), checkpoint, tmp_path, ()).reference(exported)
+    saved = load_file(checkpoint.folder / "model.safetensors")
+    assert measured.size == 4 * sum(values.numel() for values in saved.values())
 
 
 def _refusal(front: Pipeline, checkpoint: Checkpoint, sample: dict[str, Any]) -> str:

@@ -109,18 +109,18 @@ class Encoder:
 
         Raises RepositoryError if the disk is too full for the graph.
         """
-        checkpoint = self.checkpoint
-        require_disk_space(weights_bytes(checkpoint.model), GRAPHS)
-        long = long_references(task_graph(checkpoint), rows_of(checkpoint), checkpoint.max_length)
+        checkpoint, module = self.checkpoint, task_graph(self.checkpoint)
+        require_disk_space(weights_bytes(module), GRAPHS)
+        long = long_references(module, rows_of(checkpoint), checkpoint.max_length)
         return ExportedEncoder(export(checkpoint, self.folder), long)
 
     def reference(self, exported: ExportedEncoder) -> MeasuredVariant:
         """Measure PyTorch; its answers to the samples come once the front that reads them exists."""
-        latency, checkpoint = {}, self.checkpoint
+        latency, checkpoint, module = {}, self.checkpoint, exported.export.module
         if self.spec.target == "cpu":
-            module, rows = exported.export.module, rows_of(checkpoint)
+            rows = rows_of(checkpoint)
             latency = pytorch_latencies(module, rows, checkpoint.max_length, self.spec.build_threads)
-        return MeasuredVariant("PyTorch fp32", weights_bytes(checkpoint.model), latency, 0.0, 1.0, 1.0, 1.0)
+        return MeasuredVariant("PyTorch fp32", weights_bytes(module), latency, 0.0, 1.0, 1.0, 1.0)
 
     def fuse(self, exported: ExportedEncoder) -> FusedEncoder:
         """Compact the graph, then fuse it at the highest level that leaves every value as it is.
