@@ -28,6 +28,9 @@ from builder.graphs.export.decoder import cache_shapes
 from builder.graphs.export.lora import AdapterCapacity
 from builder.options import BuildSpec
 
+ANSWER = 32  # tokens left for an answer to the longest sample
+SHORTEST = 3  # tokens of a sample
+
 
 def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -> Family:
     """Return the stages of a decoder.
@@ -85,10 +88,16 @@ def _on_one(
 
 def sample_rows(path: Path | None, checkpoint: Checkpoint) -> list[list[int]]:
     """Return the samples as token rows. Raises SpecError, or CheckpointError if none is left."""
+    longest = checkpoint.max_length - ANSWER
+    if longest < SHORTEST:
+        raise CheckpointError(
+            f"a build compares answers of {ANSWER} tokens to texts of at least {SHORTEST}, and this model takes "
+            f"{checkpoint.max_length} tokens: raise --max-length to {ANSWER + SHORTEST}, if the model has the positions"
+        )
     samples = read_samples(path, checkpoint, checkpoint.task.fields({})[0])
     texts = [str(sample["text_input"]) for sample in samples]
-    rows = [checkpoint.tokenizer(text)["input_ids"][: checkpoint.max_length - 32] for text in texts]
-    rows = [row for row in rows if len(row) > 2]
+    rows = [checkpoint.tokenizer(text)["input_ids"][:longest] for text in texts]
+    rows = [row for row in rows if len(row) >= SHORTEST]
     if not rows:
         raise CheckpointError("no sample has more than two tokens; give texts with --samples, as text_input")
     return rows
