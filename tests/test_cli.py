@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -17,9 +18,11 @@ import pytest
 
 from builder import cli
 from builder.cli import VERBS, main, parse
+from builder.commands.build_one import fused_operators
 from builder.common.distribution import DISTRIBUTION
 from builder.serving.load.record import read
 from builder.serving.server.triton import TritonServer, free_ports
+from tests.reports import REPORT
 from tests.served.statistics import TRIES
 
 BUILD_REPO = str(Path(sys.executable).with_name("build-repo"))
@@ -81,6 +84,14 @@ def test_build_from_a_models_yaml_then_check(
     shown = capfd.readouterr().err
     assert "serving.json is not the file that was built" in shown
     assert "1/model.onnx is missing" in shown
+
+
+def test_build_names_the_operators_of_a_model_without_attention() -> None:
+    """Regression: a model of states alone printed none of its fused operators."""
+    attending = replace(REPORT, attention={"fused": 2, "layers": 2}, operators={"GroupQueryAttention": 2})
+    assert fused_operators(replace(REPORT, operators={"LinearAttention": 2})) == "fused operators: 2 LinearAttention"
+    assert fused_operators(attending) == "attention fused in 2 of 2 layers; 2 GroupQueryAttention"
+    assert not fused_operators(REPORT)
 
 
 def test_commands_that_read_a_repository_load_no_torch() -> None:

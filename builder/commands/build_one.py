@@ -57,13 +57,18 @@ def _built(spec: BuildSpec, verbose: bool) -> BuildReport:
     if report.memory:
         parts = ", ".join(f"{size / 1e6:.0f} MB of {what}" for what, size in report.memory.items())
         screen.print(f"  {parts}")
-    if report.attention["layers"]:
-        fused = ", ".join(f"{count} {name}" for name, count in report.operators.items())
-        screen.print(
-            f"  attention fused in {report.attention['fused']} of {report.attention['layers']} layers; {fused}",
-            soft_wrap=True,
-        )
+    if fused := fused_operators(report):
+        screen.print(f"  {fused}", soft_wrap=True)
     return report
+
+
+def fused_operators(report: BuildReport) -> str:
+    """Return in how many layers attention is fused, and the fused operators; empty for a graph without either."""
+    fused = ", ".join(f"{count} {name}" for name, count in report.operators.items())
+    layers = report.attention["layers"]
+    if not layers:
+        return fused and f"fused operators: {fused}"
+    return f"attention fused in {report.attention['fused']} of {layers} layers; {fused}"
 
 
 def warn_of_release(triton: str, indent: str = "") -> None:
