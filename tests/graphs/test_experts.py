@@ -31,6 +31,7 @@ from builder.graphs.onnx.projections import spell_out_gemms
 from builder.options import WeightOptions, make_spec
 from builder.runtime.contract import Session
 from builder.runtime.generation.executors.onnxruntime import InProcess
+from scripts.tiny_models import tiny_model
 from tests.decoders import SIZES, make_decoder
 from tests.graphs.test_decoders import NEW_TOKENS, exported, prompts
 from tests.tiny_encoders import VOCABULARY
@@ -130,6 +131,13 @@ def test_activation_without_operator_runs_every_expert(tmp_path: Path) -> None:
     x = torch.randn(2, 3, 32)
     with torch.no_grad():
         np.testing.assert_allclose(infer(graph, 1)({"x": x.numpy()})["y"], layer(x).numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_experts_of_a_class_of_their_own_are_counted() -> None:
+    """Regression: DBRX's experts, which transformers does not dispatch, ran all of them without a word."""
+    remark = cost_of_experts(tiny_model("CAUSAL_LM", "dbrx"), Counter())
+    assert remark is not None
+    assert "2 of 2 mixtures of experts run all of their 4 experts" in remark
 
 
 def test_activation_of_experts_without_a_gate() -> None:

@@ -10,6 +10,7 @@ architecture.
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -26,6 +27,7 @@ from builder.graphs.onnx.operators import SPARSE_EXPERTS
 EVERY_EXPERT = "every_expert"
 PARTS = ("side_by_side_up", "side_by_side_down")
 DISPATCHED = "_is_expert_parallel"  # attribute of experts that transformers dispatches to a function by its name
+ROUTED = {"top_k_index", "top_k_weights"}  # parameters of the forward method of transformers' experts
 IDENTITY = "identity_expert"  # of experts, some of which return a token as it is; it does not dispatch those
 
 
@@ -55,16 +57,24 @@ def exporting_experts(model: PreTrainedModel, function: str, side_by_side: Seque
 
 def cost_of_experts(model: PreTrainedModel, operators: Counter[str]) -> str | None:
     """Return a build's remark on layers all of whose experts run, in a graph of these `operators`; None without any."""
-    layers = [module for module in model.modules() if hasattr(module, DISPATCHED) or hasattr(module, IDENTITY)]
+    layers = [module for module in model.modules() if _is_mixture(module)]
     sparse = sum(operators[name] for name in SPARSE_EXPERTS)
     if sparse >= len(layers):
         return None
-    experts = max(int(layer.down_proj.shape[0]) for layer in layers)
+    experts = max(
+        int(layer.down_proj.shape[0] if hasattr(layer, "down_proj") else layer.num_experts) for layer in layers
+    )
     return (
         f"{len(layers) - sparse} of {len(layers)} mixtures of experts run all of their {experts} experts for every "
         "token, where PyTorch runs those that the router chose: right, but slower, and all their weights are read at "
         "each step"
     )
+
+
+def _is_mixture(module: Any) -> bool:
+    """Return True for experts: dispatched ones, with some that return a token, or called in the same way (DBRX)."""
+    known = hasattr(module, DISPATCHED) or hasattr(module, IDENTITY)
+    return known or ROUTED.issubset(inspect.signature(module.forward).parameters)
 
 
 def expert_layers(model: PreTrainedModel) -> list[Any]:
