@@ -82,12 +82,17 @@ def tried(head: str, model_type: str, folder: Path) -> Row:
     """Create, build and compare one model in `folder`."""
     try:
         checkpoint = make_checkpoint(head, model_type, folder / "checkpoint")
-        model = load(head, checkpoint)
         tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
-    except Exception as error:  # transformers' own: a package that is missing, a class that needs another's weights
+    except Exception as error:  # transformers' own: a package that is missing
         return Row(head, model_type, "not tried", _first_line(error))
     try:
-        warning = _built(head, checkpoint, position_limit(model), tokenizer, folder)
+        model: PreTrainedModel | None = load(head, checkpoint)
+    except Exception as error:  # transformers' own; what it does not load, the product must refuse
+        model, unloaded = None, error
+    try:
+        warning = _built(head, checkpoint, model and position_limit(model), tokenizer, folder)
+        if model is None:
+            return Row(head, model_type, "wrong", f"built, and transformers does not load it: {_first_line(unloaded)}")
         compare = _generated if head in GENERATING else _encoded
         return Row(head, model_type, "verified", warning, float(f"{compare(head, model, tokenizer, folder):.0e}"))
     except Differs as error:

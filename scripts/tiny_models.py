@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import save_file
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.models.auto import modeling_auto
 
@@ -33,6 +34,17 @@ AUTO = {
     "SEQUENCE_CLASSIFICATION": transformers.AutoModelForSequenceClassification,
     "TOKEN_CLASSIFICATION": transformers.AutoModelForTokenClassification,
 }
+# Classes of whole checkpoints whose type the head's auto class gives a part that it cannot load again, or nothing.
+WHOLE = {
+    "emu3": "Emu3ForConditionalGeneration",
+    "evolla": "EvollaForProteinText2Text",
+    "mllama": "MllamaForConditionalGeneration",
+    "musicgen": "MusicgenForConditionalGeneration",
+    "musicgen_melody": "MusicgenMelodyForConditionalGeneration",
+}
+# transformers creates no model of these: drafters, which read the keys and values of another model, and one that needs
+# a library that no package index has.
+UNLOADABLE = ("gemma4_assistant", "gemma4_unified_assistant", "layoutlmv2")
 GENERATING = ("CAUSAL_LM", "MULTIMODAL_LM")
 ROWS = VOCABULARY + 8  # of the embedding table: some tokenisers add a token of their own
 POSITIONS = 130  # RoBERTa's table starts counting at its third row: 128 tokens
@@ -74,6 +86,23 @@ SHARING = {  # the last layers share keys and values with earlier ones
 # Gemma 4's full-attention layers have larger heads
 TALL = {**SHARING, "per_layer_config": {"01": {"head_dim": 16}, "03": {"head_dim": 16}}}
 MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}  # halves of heads of 8
+SHARES_ALL = {  # all layers read the keys and values of the model that they draft for
+    "model_type": "gemma4_text",
+    "hidden_size_per_layer_input": 0,
+    "vocab_size_per_layer_input": 0,
+    "num_kv_shared_layers": 2,
+    "vocab_size": ROWS,
+    "hidden_size": HIDDEN,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": POSITIONS,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": WINDOW,
+}
+IMAGE_TOKENS = {"<image>": 5, "<|extra_200|>": 6, "IMGIMGAAZ": 7, "<|visual token 000000|>": 7}
 LOCAL: dict[str, Any] = {
     "hidden_size": HIDDEN,
     "num_attention_heads": 4,
@@ -108,15 +137,27 @@ ODDITIES: dict[str, dict[str, Any]] = {  # values that the names of the fields d
         **{f"{part}_config": LOCAL for part in ("patcher", "global")},
         **{f"{part}_config": {**LOCAL, "hidden_size_global": HIDDEN} for part in ("encoder", "decoder")},
     },
+    "chameleon": {"vocabulary_map": IMAGE_TOKENS},
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
+    "cosmos3_edge_text": {"rope_parameters": MROPE},
     "dbrx": {
         "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
         "ffn_config": {"hidden_size": HIDDEN},
     },
     "deepseek_v2": {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
+    "deepseek_ocr2_text": {"num_experts_per_tok": 2, "mlp_layer_types": ["dense", "sparse"]},
+    "diffusion_gemma_text": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16},
     "dots3_note_text": {"index_topk": POSITIONS, "shared_experts_intermediate_size": 16, "index_head_dim": 8},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "emu3": {"vocabulary_map": IMAGE_TOKENS},
+    "ernie4_5_vl_moe_text": {
+        "rope_parameters": {**MROPE, "mrope_section": [1, 1, 2]},
+        "moe_intermediate_size": [16, 16],
+    },
     "esm": {"vocab_size": VOCABULARY, "mask_token_id": 4, "token_dropout": False},
+    "fun_asr_nano": {
+        "adaptor_config": {"hidden_size": HIDDEN, "intermediate_size": HIDDEN // 4, "num_attention_heads": 4}
+    },
     "gemma3n_text": {
         **SHARING,
         "vocab_size_per_layer_input": ROWS,
@@ -125,9 +166,25 @@ ODDITIES: dict[str, dict[str, Any]] = {  # values that the names of the fields d
         "intermediate_size": [64] * 4,
         "activation_sparsity_pattern": [0.5, 0.5, 0.0, 0.0],
     },
+    "gemma4_assistant": {"text_config": SHARES_ALL},
+    "gemma4_unified_assistant": {"text_config": {**SHARES_ALL, "model_type": "gemma4_unified_text"}},
     "gemma4_text": {**TALL, "vocab_size_per_layer_input": ROWS, "hidden_size_per_layer_input": 8},
     "gemma4_unified_text": TALL,
     "granitemoehybrid": {**MAMBA, "layer_types": HYBRID},
+    "glm5_next_text": {"index_topk": 144, "index_n_heads": 16},
+    "granite4_vision": {
+        "deepstack_layer_map": [[0, 0]],
+        "downsample_rate": "1/2",
+        "vision_config": {
+            "model_type": "clip_vision_model",
+            "hidden_size": 64,  # a head of its query transformer has 64
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "image_size": 32,
+            "patch_size": 16,
+        },
+    },
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 8, "mamba_d_state": 8},
     "kimi_linear": {"num_experts_per_token": 2, "num_expert_group": 1, "topk_group": 1},
     "layoutlmv3": {"coordinate_size": 6, "shape_size": 4},
@@ -144,9 +201,19 @@ ODDITIES: dict[str, dict[str, Any]] = {  # values that the names of the fields d
     "longcat_flash": {"expert_ffn_hidden_size": 16, "zero_expert_num": 2, "moe_topk": 2},
     "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1, "state_size": 16},
     "marian": {"decoder_vocab_size": ROWS},
+    "mimi": {"upsample_groups": HIDDEN},
     "mistral4": {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16, "head_dim": 16},
+    "molmo2_adapter": {"vision_feature_layer": [1, 0]},
+    "muse_spark_audio": {"patch_sizes": [2, 2], "hidden_sizes": [16, 32], "depths": [1, 1], "num_hidden_layers": 2},
     "nemotron": {"head_dim": 8, "num_key_value_heads": 2},
     "nemotron_h": {"mamba_num_heads": 4, "mamba_head_dim": 8, "n_groups": 1},
+    "nemotron3_diarization": {
+        "chunk_length": 32,
+        "chunk_left_context": 4,
+        "chunk_right_context": 4,
+        "fifo_length": 8,
+        "speaker_cache_update_period": 16,
+    },
     "neomme": {
         "per_layer_config": {},
         "rope_parameters": {
@@ -156,6 +223,7 @@ ODDITIES: dict[str, dict[str, Any]] = {  # values that the names of the fields d
     },
     "nystromformer": {"conv_kernel_size": 65},
     "perceiver": {"num_latents": 8, "d_latents": 32, "num_self_attends_per_block": 2},
+    **{name: {"enable_audio_output": False} for name in ("qwen2_5_omni", "qwen3_omni_moe")},
     "qwen4_exp_text": {
         "indexer_n_heads": 2,
         "indexer_kv_heads": 1,
@@ -173,7 +241,10 @@ ODDITIES: dict[str, dict[str, Any]] = {  # values that the names of the fields d
         "attn_layers": ["local", "lsh"],
     },
     "t5": {"decoder_start_token_id": 0},
-    "xlstm": {"chunk_size": 16, "embedding_dim": HIDDEN, "max_inference_chunksize": 16},
+    "timm_wrapper": {"model_args": {"embed_dim": HIDDEN}},
+    "vibevoice_acoustic_tokenizer_encoder": {"num_filters": 2},
+    "vibevoice_asr": {"acoustic_tokenizer_chunk_size": 3200},
+    "xlstm": {"chunk_size": 16, "hidden_size": 128, "embedding_dim": 128, "max_inference_chunksize": 16},
     "xmod": {"default_language": "en_XX", "languages": ["en_XX"]},
     "zamba": {
         "mamba_dt_rank": 8,
@@ -194,6 +265,7 @@ ODDITIES: dict[str, dict[str, Any]] = {  # values that the names of the fields d
         "hybrid_layer_ids": [1, 3],
     },
 }
+CREATED = {"gemma4_assistant": {"text_config": SHARES_ALL}}  # values without which there is no default configuration
 
 
 def architectures(head: str) -> list[str]:
@@ -204,16 +276,13 @@ def architectures(head: str) -> list[str]:
 def tiny_config(head: str, model_type: str) -> PreTrainedConfig:
     """Return the architecture's default configuration, made small."""
     kind = CONFIG_MAPPING[model_type]
-    options = {**_small(_defaults(kind)), **ODDITIES.get(model_type, {})}
+    defaults = kind(**CREATED.get(model_type, {})).to_dict()
+    options = {**_small(defaults), **ODDITIES.get(model_type, {})}
     if head in GENERATING:
-        options |= {"is_decoder": True} if "is_decoder" in _defaults(kind) else {}
+        options |= {"is_decoder": True} if "is_decoder" in defaults else {}
     elif head != "MASKED_LM":
         options["num_labels"] = 3
     return kind(**options)
-
-
-def _defaults(kind: type[PreTrainedConfig]) -> dict[str, Any]:
-    return kind().to_dict()
 
 
 def _small(values: dict[str, Any]) -> dict[str, Any]:
@@ -223,7 +292,8 @@ def _small(values: dict[str, Any]) -> dict[str, Any]:
     small: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, dict) and "model_type" in value:
-            small[name] = {**_small(value), **ODDITIES.get(value["model_type"], {})}
+            kind = {"model_type": value["model_type"]}
+            small[name] = {**kind, **_small(value), **ODDITIES.get(value["model_type"], {})}
         elif _per_layer(name, value):
             small[name] = _cycled(value, layers)
         elif name in SPECIAL_IDS:
@@ -259,7 +329,8 @@ def tiny_model(head: str, model_type: str) -> PreTrainedModel:
     torch.manual_seed(0)
     config = tiny_config(head, model_type)
     with without_missing_libraries(config):
-        model: PreTrainedModel = AUTO[head].from_config(config).eval()
+        kind = _class(head, config)
+        model: PreTrainedModel = getattr(kind, "from_config", kind)(config).eval()
     for parameter in model.parameters():
         if parameter.dim() > 1 and not parameter.count_nonzero():
             # Some routers begin with zeros: all experts are equal then, and of equals any may be chosen.
@@ -283,13 +354,23 @@ def tiny_tokenizer(head: str, model_type: str) -> PreTrainedTokenizerFast:
 
 def load(head: str, folder: Path) -> PreTrainedModel:
     """Load the checkpoint in `folder` with transformers' class for the head."""
-    with without_missing_libraries(transformers.AutoConfig.from_pretrained(folder)):
-        model: PreTrainedModel = AUTO[head].from_pretrained(folder)
+    config = transformers.AutoConfig.from_pretrained(folder)
+    with without_missing_libraries(config):
+        model: PreTrainedModel = _class(head, config).from_pretrained(folder)
     return model.eval()
+
+
+def _class(head: str, config: PreTrainedConfig) -> Any:
+    name = WHOLE.get(config.model_type)
+    return AUTO[head] if name is None else getattr(transformers, name)
 
 
 def make_checkpoint(head: str, model_type: str, folder: Path) -> Path:
     """Save a tiny checkpoint with the head into `folder`."""
-    tiny_model(head, model_type).save_pretrained(folder)
+    if model_type in UNLOADABLE:
+        tiny_config(head, model_type).save_pretrained(folder)
+        save_file({}, folder / "model.safetensors")
+    else:
+        tiny_model(head, model_type).save_pretrained(folder)
     tiny_tokenizer(head, model_type).save_pretrained(folder)
     return folder

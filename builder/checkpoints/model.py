@@ -20,6 +20,7 @@ from builder.checkpoints.packed import packed_format, unpacked, without_quantisa
 from builder.checkpoints.static_embedding import StaticConfig, StaticModel, load_static
 from builder.checkpoints.tasks import Task
 from builder.checkpoints.text_part import text_config, text_part, without_missing_libraries
+from builder.checkpoints.unloaded import why_not_loaded
 from builder.common.errors import BuilderError, CheckpointError, first_line
 
 SIZES = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size")  # by transformers' common names
@@ -89,10 +90,8 @@ def load_model(files: CheckpointFiles) -> tuple[PreTrainedModel, StoredWeights |
     except BuilderError:
         raise
     except Exception as error:  # transformers raises errors of any type for a broken checkpoint
-        raise CheckpointError(
-            f"the checkpoint does not load for {task.name}: {first_line(error)[:300]}. Its weights, its config.json "
-            "(id2label too) and the task must belong together"
-        ) from error
+        why = why_not_loaded(kind, config, error)
+        raise CheckpointError(f"the checkpoint does not load for {task.name}: {why}") from error
     missing = sorted(key for key in info["missing_keys"] if not key.startswith(task.unused_weights))
     if is_part and not missing:
         model = text_part(model)

@@ -209,7 +209,7 @@ def cache_shapes(model: PreTrainedModel, **inputs: torch.Tensor) -> tuple[LayerS
         for index, layer in enumerate(past.layers):
             keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
             states = state_shapes(model, layer)
-            if keys is None and (states or _shares(model.config, index) or _only_computes(model.config, index)):
+            if keys is None and (states or _shares(model.config, index) or _keeps_nothing(model.config, index)):
                 shapes.append(LayerShape(0, 0, states))
                 continue
             if not isinstance(keys, torch.Tensor) or not isinstance(values, torch.Tensor) or keys.dim() != 4:
@@ -231,10 +231,13 @@ def _shares(config: PreTrainedConfig, layer: int) -> bool:
     return modes is not None and modes[layer] == "reuse"
 
 
-def _only_computes(config: PreTrainedConfig, layer: int) -> bool:
-    """Return True if a layer is a block of units alone, which keeps nothing of a text."""
-    types = getattr(config.get_text_config(), "layer_types", None)
-    return types is not None and types[layer] in ("mlp", "moe")
+def _keeps_nothing(config: PreTrainedConfig, layer: int) -> bool:
+    """Return True if a layer keeps nothing of a text: a block of units alone, or attention to an image."""
+    text = config.get_text_config()
+    types = getattr(text, "layer_types", None)
+    return layer in (getattr(text, "cross_attention_layers", None) or ()) or (
+        types is not None and types[layer] in ("mlp", "moe")
+    )
 
 
 def _refuse_later_tokens(model: PreTrainedModel) -> None:
