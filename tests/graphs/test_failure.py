@@ -67,8 +67,8 @@ def test_reason_names_the_line_of_the_model_s_code() -> None:
 @pytest.mark.parametrize(
     ("model_type", "message"),
     [
-        ("minimax", "minimax cannot be served for generation: its cache keeps more than .*--engine vllm"),
-        ("mamba", "it returns no cache of keys and values .*--engine vllm"),
+        ("xlstm", "xlstm cannot be served for generation: its cache keeps more than .*--engine vllm"),
+        ("rwkv", "it returns no cache of keys and values .*--engine vllm"),
     ],
 )
 def test_caches_with_other_states_are_refused(model_type: str, message: str) -> None:
@@ -95,14 +95,12 @@ def test_bias_without_the_cached_tokens_is_refused_by_name(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("model_type", "message"),
     [
-        ("camembert", "camembert cannot be served for generation: it does not count positions from 0"),
         ("prophetnet", "it takes no position_ids, and its prophetnet.decoder.position_embeddings counts by the length"),
-        ("roformer", "it takes no position_ids, and its roformer.encoder.embed_positions counts by the length"),
         ("moss_transcribe_diarize", "it takes no position_ids, and its .*embed_positions counts by the length"),
     ],
 )
 def test_other_ways_to_count_positions_are_refused(model_type: str, message: str, tmp_path: Path) -> None:
-    """Regression: camembert failed verification as "a bug worth reporting"."""
+    """Regression: they failed verification as "a bug worth reporting"."""
     with pytest.raises(ExportError, match=message):
         export_decoder(tiny_model("CAUSAL_LM", model_type), tmp_path, 64)
 
