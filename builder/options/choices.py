@@ -103,7 +103,7 @@ class Choices(Options):
     """Highest rank of an adapter; memory is reserved for it in each."""
     adapter_layers: str | None = Field(None, json_schema_extra={"flag": True})
     """Layers that adapters may change, by the last parts of their names: q_proj,v_proj. Fewer layers take less memory
-    and time. Default: every linear layer but the output matrix."""
+    and time. Default: every linear layer that reads whole texts, except the output matrix."""
     target: Literal["cpu", "cuda", "tensorrt"] = Field("cpu", json_schema_extra={"flag": True})
     """Hardware to serve on. tensorrt: a plan that is compiled later on the GPU machine; with --engine
     onnxruntime, ONNX Runtime's TensorRT provider compiles while the model loads."""
