@@ -37,6 +37,8 @@ OWN = {  # what each layer caches; Gemma 4's global layers have larger heads
     "gemma3n_text": (LayerShape(2, 8), LayerShape(2, 8), NONE, NONE),
     "gemma4_text": (LayerShape(1, 8), LayerShape(1, 16), NONE, NONE),
 }
+NORMS = {"gemma3n_text": 42, "gemma4_text": 30}
+OTHER_MEANS = {"gemma3n_text": 13, "gemma4_text": 0}  # of sparse activations, and of magnitudes between layers
 LENGTHS = (1, 2, 40, 17, 3, 30, 9, 5)  # windows are 16
 
 
@@ -66,6 +68,13 @@ def test_layers_that_share_have_no_cache(exported: Exported) -> None:
     }
     assert exported.fused.operators["GroupQueryAttention"] == 4
     assert len(exported.executor(2).arena) == 4
+
+
+def test_norms_with_and_without_a_weight_are_one_operator(exported: Exported) -> None:
+    """Regression: they have a power of -0.5, and ran as six operators each."""
+    name, operators = exported.model.config.model_type, exported.fused.operators
+    assert operators["SimplifiedLayerNormalization"] == NORMS[name]
+    assert operators["ReduceMean"] == OTHER_MEANS[name]
 
 
 def test_tokens_equal_generate_alone_and_in_batches(exported: Exported) -> None:

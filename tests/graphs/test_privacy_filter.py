@@ -141,6 +141,12 @@ def test_gpus_read_scores_in_place_of_masks(filtering: tuple[Checkpoint, Export,
     assert error_at(infer_with(graph, 1), graph, expected, per_token=True) < 1e-5
 
 
+def test_norms_are_one_operator_each(engines: list[Graph]) -> None:
+    """Regression: they ran as six operators, of which ONNX Runtime fused none."""
+    assert engines[0].operators["SimplifiedLayerNormalization"] == 2 * LAYERS + 1
+    assert not engines[0].operators["ReduceMean"]
+
+
 def feeds(checkpoint: Checkpoint) -> list[Feed]:
     return batches(checkpoint.tokenizer, TEXTS[:8])
 

@@ -15,6 +15,7 @@ from builder.checkpoints.mapped import give_back
 from builder.common.errors import ExportError
 from builder.common.replaced import replaced
 from builder.graphs.export.failure import reason
+from builder.graphs.export.norms import recognisable_norms
 from builder.graphs.export.once import nothing_twice
 from builder.graphs.onnx.cleanup import clean
 from builder.graphs.onnx.graph import Graph, has_many, save_graph
@@ -78,7 +79,7 @@ def to_onnx(
         )
 
     try:
-        with torch.no_grad(), nothing_twice(), _children_kept(module):
+        with torch.no_grad(), nothing_twice(), _children_kept(module), recognisable_norms(module):
             program = _decomposed_where_needed(translated)
     except Exception as error:  # whatever the module's own code raises
         raise ExportError(reason(error)) from error
