@@ -85,8 +85,15 @@ def test_page_has_a_title_for_every_model_and_a_place_for_every_precision() -> N
 def test_sentence_says_how_many_runs_there_are_and_of_which_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     run = {"ratios": {"1": 1.5, "8": 2.0, "32": 3.0}}
     models = {"minilm": {"fp32": run, "int8": {"ratios": {}}}, "colbert": {"bf16": run}}
-    monkeypatch.setattr(retrieval, "_figures", lambda: {"cores": 2, "cpu": "CPU", "models": models})
-    assert "of 2 of 24 runs (embedders and ColBERT): 1.50 to 1.50 times" in retrieval.sentence()
+    again = {"minilm": {"fp32": {"ratios": {"1": 1.2}}}}
+    machines = [
+        retrieval.Machine("a.json", {"cores": 2, "cpu": "AMD", "models": models}),
+        retrieval.Machine("b.json", {"cores": 2, "cpu": "Intel", "models": again}),
+    ]
+    monkeypatch.setattr(retrieval, "_machines", lambda: machines)
+    told = retrieval.sentence()
+    assert "on 2 cores of an AMD or an Intel" in told
+    assert "of 2 of 24 runs (embedders and ColBERT): 1.20 to 1.50 times" in told, "a run on two machines counts once"
 
 
 def test_every_model_has_a_peer_of_its_kind() -> None:

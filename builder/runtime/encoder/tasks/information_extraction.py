@@ -61,7 +61,7 @@ class Task(task.Task):
         if len(given) != 1:
             raise InputError(
                 f"the request has {' and '.join(given) or 'no labels and no schema'}; send labels (entity types), or "
-                f"schema (a JSON object with one or more of {', '.join(OUTPUTS)})"
+                f"schema (an object with one or more of {', '.join(OUTPUTS)})"
             )
         asked = strings(tensors, given[0])
         if len(asked) != len(texts):
