@@ -1,4 +1,4 @@
-"""The cards that a model can be built for.
+"""List the cards that a model can be built for.
 
 Compute capability: NVIDIA, "CUDA GPU Compute Capability"; memory: the cards' data sheets, the smallest of a name, or
 what nvidia-smi prints where that is known to be less.

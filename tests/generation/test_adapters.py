@@ -203,7 +203,7 @@ def test_an_adapter_waits_while_others_need_all_rows(llama: Adapted) -> None:
 
 @pytest.mark.parametrize(("precision", "error"), [("int8", 0.2), ("int8-weights", 0.2), ("int4-weights", 0.7)])
 def test_adapters_run_beside_quantised_weights(llama: Adapted, precision: str, error: float, tmp_path: Path) -> None:
-    """The change that an adapter makes to logits is near that in fp32: off by at most `error` of its size."""
+    """Compare how an adapter changes logits with fp32: off by at most `error` of the size of the change."""
     graph = quantise_weights(llama.graph, precision, WeightOptions(32, symmetric=True), tmp_path).graph
     changes = []
     for served in (llama.graph, graph):

@@ -14,8 +14,7 @@ from builder.runtime.generation.scheduler import SchedulerLimits
 from builder.runtime.generation.speculation import HiddenStatesDrafter
 from tests.generation.asked import Asked
 from tests.generation.executors import VOCABULARY, SumExecutor, expected, next_token
-from tests.generation.test_drafting import LENGTH, PROMPT, answered
-from tests.generation.test_prompt_lookup import said
+from tests.generation.test_drafting import LENGTH, OPTIONS, PROMPT, answered, check_same_answers
 
 
 class Target(SumExecutor):
@@ -78,26 +77,9 @@ DRAFTS: dict[str, type[Reader]] = {"right": Reader, "wrong": Wrong, "fickle": Fi
 
 
 @pytest.mark.parametrize("kind", DRAFTS)
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"temperature": 5.0, "random_seed": 4, "top_p": 0.9, "logprobs": 2},
-        {"repetition_penalty": 1.05, "no_repeat_ngram_size": 30},
-        {"n": 2, "temperature": 4.0, "random_seed": 5},
-        {"ends": (7,), "min_tokens": 20},
-        {"stop_words": ("ABC", "Q")},
-    ],
-)
+@pytest.mark.parametrize("options", OPTIONS)
 def test_hidden_states_draft_does_not_change_answers(options: dict[str, Any], kind: str) -> None:
-    for count in (1, 2, 100):
-        plain, ahead = (Asked(PROMPT, count, **options) for _ in range(2))
-        slow = answered(Target(4, LENGTH), [plain])
-        fast = answered(Target(4, LENGTH), [ahead], DRAFTS[kind](2, LENGTH))
-        for a, b in zip(plain.sequences, ahead.sequences, strict=True):
-            assert a.sampler.generated == b.sampler.generated
-        assert said(ahead) == said(plain)
-        assert fast.stats.steps <= slow.stats.steps
+    check_same_answers(Target, DRAFTS[kind], options)
 
 
 def test_hidden_states_draft_counts_tokens_and_pauses() -> None:

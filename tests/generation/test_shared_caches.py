@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from transformers import PreTrainedModel
 
 from builder.building.pipeline import build
 from builder.building.verify.emitted import generate
@@ -20,16 +18,15 @@ from builder.engines.cuda.decoding import decoder_for_cuda
 from builder.engines.decoding import opened
 from builder.engines.openvino.lowering import page_attention
 from builder.engines.optimise.cache_precision import quantise_cache
-from builder.engines.optimise.fusion import fuse
-from builder.graphs.export.decoder import cache_shapes, export_decoder
-from builder.graphs.onnx.graph import Graph, check_release
+from builder.graphs.export.decoder import cache_shapes
+from builder.graphs.onnx.graph import check_release
 from builder.options import make_spec
-from builder.runtime.contract import LayerShape, Session
-from builder.runtime.generation.executors.onnxruntime import InProcess
+from builder.runtime.contract import LayerShape
 from builder.runtime.generation.executors.openvino import OpenVinoExecutor
 from builder.runtime.generation.service import Service
 from builder.serving.plan.machine import plan
 from tests.decoders import make_decoder, make_decoder_checkpoint
+from tests.exported_decoders import ExportedDecoder, exported_decoder
 from tests.tiny_encoders import VOCABULARY
 
 NONE = LayerShape(0, 0)
@@ -42,26 +39,12 @@ OTHER_MEANS = {"gemma3n_text": 13, "gemma4_text": 0}  # of sparse activations, a
 LENGTHS = (1, 2, 40, 17, 3, 30, 9, 5)  # windows are 16
 
 
-@dataclass(frozen=True)
-class Exported:
-    model: PreTrainedModel
-    graph: Graph
-    layers: tuple[LayerShape, ...]
-    fused: Graph
-
-    def executor(self, slots: int) -> InProcess:
-        geometry = geometry_of(self.layers, slots, 128, VOCABULARY)
-        return InProcess(self.fused.path, geometry, Session(threads=1))
-
-
 @pytest.fixture(scope="module", params=OWN)
-def exported(request: pytest.FixtureRequest, module_folder: Callable[[str], Path]) -> Exported:
-    model, folder = make_decoder(request.param), module_folder(request.param)
-    result = export_decoder(model, folder, 128)
-    return Exported(model, result.graph, result.caches, fuse(result.graph, folder))
+def exported(request: pytest.FixtureRequest, module_folder: Callable[[str], Path]) -> ExportedDecoder:
+    return exported_decoder(request.param, module_folder(request.param))
 
 
-def test_layers_that_share_have_no_cache(exported: Exported) -> None:
+def test_layers_that_share_have_no_cache(exported: ExportedDecoder) -> None:
     assert exported.layers == OWN[exported.model.config.model_type]
     assert {name for name in exported.graph.inputs if name.startswith("past_")} == {
         f"past_{kind}_{layer}" for kind in ("key", "value") for layer in (0, 1)
@@ -70,14 +53,14 @@ def test_layers_that_share_have_no_cache(exported: Exported) -> None:
     assert len(exported.executor(2).arena) == 4
 
 
-def test_norms_with_and_without_a_weight_are_one_operator(exported: Exported) -> None:
+def test_norms_with_and_without_a_weight_are_one_operator(exported: ExportedDecoder) -> None:
     """Regression: they have a power of -0.5, and ran as six operators each."""
     name, operators = exported.model.config.model_type, exported.fused.operators
     assert operators["SimplifiedLayerNormalization"] == NORMS[name]
     assert operators["ReduceMean"] == OTHER_MEANS[name]
 
 
-def test_tokens_equal_generate_alone_and_in_batches(exported: Exported) -> None:
+def test_tokens_equal_generate_alone_and_in_batches(exported: ExportedDecoder) -> None:
     """Eight prompts of unequal lengths join and leave four slots, and come in pieces of 16 tokens."""
     prompts = [np.random.default_rng(seed).integers(5, VOCABULARY, size).tolist() for seed, size in enumerate(LENGTHS)]
     expected = []
@@ -92,7 +75,7 @@ def test_tokens_equal_generate_alone_and_in_batches(exported: Exported) -> None:
 
 @pytest.mark.parametrize(("cache", "error"), [("float32", 1e-4), ("float16", 0.1), ("uint8", 1.0)])
 def test_openvino_reads_and_writes_the_cache_of_the_owner(
-    exported: Exported, cache: Any, error: float, tmp_path: Path
+    exported: ExportedDecoder, cache: Any, error: float, tmp_path: Path
 ) -> None:
     """Its operator writes what it reads: the same keys and values once more, which round to the same numbers."""
     graph = page_attention(exported.graph, tmp_path)
@@ -106,7 +89,7 @@ def test_openvino_reads_and_writes_the_cache_of_the_owner(
     assert agreement.error < error
 
 
-def test_older_releases_gpus_and_int8_are_refused(exported: Exported, tmp_path: Path) -> None:
+def test_older_releases_gpus_and_int8_are_refused(exported: ExportedDecoder, tmp_path: Path) -> None:
     check_release(exported.graph, "24.11", in_process=True)
     with pytest.raises(ExportError, match=r"over another layer's cache.* Build for Triton 24.11 or later"):
         check_release(exported.graph, "24.10", in_process=True)

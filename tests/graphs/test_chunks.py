@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from builder.building.verify.emitted import generate
 from builder.building.verify.generation import generate_with, geometry_of
@@ -18,39 +16,24 @@ from builder.common.errors import ExportError, SpecError, VerificationError
 from builder.engines.cuda.decoding import decoder_for_cuda
 from builder.engines.decoding import opened
 from builder.engines.openvino.lowering import page_attention
-from builder.engines.optimise.fusion import fuse
 from builder.graphs.export.decoder import export_decoder
-from builder.graphs.onnx.graph import Graph
-from builder.runtime.contract import LayerShape, Session
+from builder.runtime.contract import Session
 from builder.runtime.generation.executors.onnxruntime import InProcess
 from tests.decoders import make_decoder
+from tests.exported_decoders import ExportedDecoder, exported_decoder
 from tests.tiny_encoders import VOCABULARY
 
 CHUNK = 16
 LENGTHS = (1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5, 2 * CHUNK, 9, 5)
 
 
-@dataclass(frozen=True)
-class Exported:
-    model: PreTrainedModel
-    graph: Graph
-    layers: tuple[LayerShape, ...]
-    fused: Graph
-
-    def executor(self, slots: int) -> InProcess:
-        geometry = geometry_of(self.layers, slots, 128, VOCABULARY)
-        return InProcess(self.fused.path, geometry, Session(threads=1))
-
-
 @pytest.fixture(scope="module")
-def exported(module_folder: Callable[[str], Path]) -> Exported:
-    model, folder = make_decoder("llama4_text"), module_folder("llama4")
-    result = export_decoder(model, folder, 128)
-    return Exported(model, result.graph, result.caches, fuse(result.graph, folder))
+def exported(module_folder: Callable[[str], Path]) -> ExportedDecoder:
+    return exported_decoder("llama4_text", module_folder("llama4"))
 
 
 @pytest.mark.parametrize("piece", [7, CHUNK, 20])
-def test_tokens_equal_generate_at_any_place_in_a_chunk(piece: int, exported: Exported) -> None:
+def test_tokens_equal_generate_at_any_place_in_a_chunk(piece: int, exported: ExportedDecoder) -> None:
     """Rows join and leave at different places in their chunks, and come in pieces that cross the edges of chunks."""
     prompts = [np.random.default_rng(seed).integers(5, VOCABULARY, size).tolist() for seed, size in enumerate(LENGTHS)]
     expected = []
@@ -63,7 +46,7 @@ def test_tokens_equal_generate_at_any_place_in_a_chunk(piece: int, exported: Exp
     assert len({token for text in expected for token in text}) > 20, "not one token repeated"
 
 
-def test_graph_contains_chunks_scales_and_chosen_experts(exported: Exported) -> None:
+def test_graph_contains_chunks_scales_and_chosen_experts(exported: ExportedDecoder) -> None:
     refuse_wrong_long_row(ask_long_row(exported.model, 128), exported.executor(1))
     for without in ({"attention_chunk_size": 128}, {"attn_temperature_tuning": False}, {"no_rope_layers": [1, 1, 1]}):
         with pytest.raises(VerificationError, match="differ from PyTorch's"):
@@ -86,7 +69,7 @@ def test_rows_of_one_chunk_need_no_mask(tmp_path: Path) -> None:
     refuse_wrong_long_row(ask_long_row(model, 64), executor)
 
 
-def test_engines_without_a_bias_refuse_chunks_by_name(exported: Exported, tmp_path: Path) -> None:
+def test_engines_without_a_bias_refuse_chunks_by_name(exported: ExportedDecoder, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"chunks.* --max-length of one chunk at most"):
         page_attention(exported.graph, tmp_path)
     with pytest.raises(SpecError, match="chunks shorter than --max-length"):
@@ -100,7 +83,7 @@ def test_chunks_longer_than_the_keys_that_openvino_looks_at_are_refused(tmp_path
         page_attention(result.graph, tmp_path)
 
 
-def test_model_is_unchanged_after_its_export(exported: Exported) -> None:
+def test_model_is_unchanged_after_its_export(exported: ExportedDecoder) -> None:
     """Experts are given what transformers says of those of other architectures, and lose it again."""
     experts = type(exported.model.model.layers[1].feed_forward.experts)
     assert not hasattr(experts, "has_gate")

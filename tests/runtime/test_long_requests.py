@@ -28,7 +28,7 @@ PARTS = ("a", "b", "é", "@", "@", ".", ".", "-", "_", "%", "1", " ", "www.", "h
 
 
 def test_words_with_marks_are_those_of_one_pattern() -> None:
-    """The pattern is that of gliner2 2.1.0 (processing/word_splitter.py), which reads a run at each character of it."""
+    """Compare with the pattern of gliner2 2.1.0 (processing/word_splitter.py), which reads a run at each character."""
     marks = "".join(chr(code) for code in range(sys.maxunicode + 1) if unicodedata.category(chr(code))[0] == "M")
     word = rf"[\w{marks}\u200c\u200d]+"
     mail = r"[a-z0-9._%+-]+@[a-z0-9.-]+\.[a-z]{2,}"

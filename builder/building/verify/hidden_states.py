@@ -1,4 +1,4 @@
-"""The hidden states that a decoder's graph returns for its draft, against PyTorch's. Knows tokens and executors."""
+"""Compare the hidden states that a decoder's graph returns for its draft with PyTorch's. Knows tokens and executors."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ SCALES = (1.0, 1e-2, 1e-3)  # of rows: in small ones the usual epsilons, of 1e-5
 
 @dataclass(frozen=True)
 class Norm:
-    """What a module computes: x / sqrt(mean(x^2) + epsilon) * (weight + offset), over the last axis."""
+    """Compute what a module does: x / sqrt(mean(x^2) + epsilon) * (weight + offset), over the last axis."""
 
     epsilon: float
     offset: float

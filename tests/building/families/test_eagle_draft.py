@@ -108,7 +108,7 @@ def test_eagle_draft_leaves_the_text_unchanged(built: Built, tmp_path: Path) -> 
 
 
 def test_eagle_draft_guesses_what_eagle3_guesses(built: Built, pair: Pair) -> None:
-    """Of a quantised target the hidden states differ, so that only most guesses are the same."""
+    """Compare every guess; the hidden states of a quantised target differ, so that only most guesses are the same."""
     proposals = proposals_of(built.version)
     reference = Eagle3(pair.draft, pair.model)
     equal = [tokens == reference.propose(before, len(tokens)) for before, tokens in proposals]
