@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from builder.common.errors import RepositoryError
 from builder.repository.locks import (
@@ -50,6 +51,7 @@ class RepositoryChange:
         self.root, self.staging = repository.parent, staging
         self.steps: list[JournalStep] = []
         self._record()
+        sync(staging)
 
     def move(self, source: Path, target: Path) -> None:
         """Rename a file or a folder to a path where nothing exists."""
@@ -151,12 +153,11 @@ class RepositoryChange:
         return str(path.relative_to(self.root))
 
     def _record(self, *steps: JournalStep) -> None:
+        """Append steps to the journal, and flush it to the disk: its cost does not grow with the steps before."""
         self.steps.extend(steps)
-        unfinished = self.staging / f"{JOURNAL}.unfinished"
-        unfinished.write_text(json.dumps([asdict(step) for step in self.steps]), "utf-8")
-        sync(unfinished)
-        os.replace(unfinished, self.staging / JOURNAL)
-        sync(self.staging)
+        with (self.staging / JOURNAL).open("a", encoding="utf-8") as journal:
+            journal.writelines(f"{json.dumps(asdict(step))}\n" for step in steps)
+        sync(self.staging / JOURNAL)
 
 
 def undo(root: Path, steps: Sequence[JournalStep]) -> None:
@@ -250,11 +251,17 @@ def _changed(repository: Path, step: JournalStep) -> str:
 
 
 def _read_journal(path: Path) -> list[JournalStep]:
-    """Read the steps of a journal; none if it is missing or empty: each step is recorded before it is taken."""
+    """Read the steps of a journal, one a line, or all in one line as build-repo 0.4 wrote them; none if it is missing.
+
+    A line that is cut is the last one: its step was not taken.
+    """
+    documents: list[Any] = []
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        for line in path.read_text("utf-8").splitlines():
+            document = json.loads(line)
+            documents.extend(document if isinstance(document, list) else [document])
     try:
-        return [JournalStep(**step) for step in json.loads(path.read_text("utf-8"))]
-    except (FileNotFoundError, ValueError):
-        return []
+        return [JournalStep(**document) for document in documents]
     except TypeError as error:
         raise RepositoryError(
             f"{path} was left by a build of an earlier version of build-repo that was killed: move what is in "

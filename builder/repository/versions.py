@@ -10,6 +10,7 @@ a model; each version keeps its own, and the served version's applies.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,9 +102,9 @@ def entry_names(repository: Path, name: str, number: int) -> list[str]:
 
 def require_front(repository: Path, name: str) -> None:
     """Raise RepositoryError if the repository has no such front model."""
-    fronts = [path.parent.name for path in sorted(repository.glob(f"*/{REPORT}")) if is_front(path.parent)]
-    if name in fronts:
+    if is_front(repository / name):
         return
+    fronts = [path.parent.name for path in sorted(repository.glob(f"*/{REPORT}")) if is_front(path.parent)]
     for front in fronts:
         if name in _files(repository / front, served_number(repository / front) or 0):
             raise RepositoryError(f"{name} is the engine of {front}, and changes with it: name {front}")
@@ -283,8 +284,16 @@ def _engines(repository: Path, name: str, numbers: Sequence[int] | None = None) 
 
 def callers(repository: Path, called: str, apart_from: str) -> list[str]:
     """Return the models, except `apart_from` and itself, that call the model `called`: fronts and ensembles."""
-    entries = [path.parent for path in sorted(repository.glob(f"*/{CONFIG}"))]
-    return [entry.name for entry in entries if entry.name not in (called, apart_from) and called in _calls(entry)]
+    return sorted(callers_by_model(repository).get(called, set()) - {called, apart_from})
+
+
+def callers_by_model(repository: Path) -> dict[str, set[str]]:
+    """Return the models that call each called model: fronts and ensembles. Reads every model once."""
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for path in repository.glob(f"*/{CONFIG}"):
+        for called in _calls(path.parent):
+            found[called].add(path.parent.name)
+    return dict(found)
 
 
 def _calls(entry: Path) -> Iterator[str]:

@@ -9,7 +9,7 @@ NAME/            the shared front, all that Triton sees
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from builder.repository.sharing.hosting import (
     refuse_misfit,
 )
 from builder.repository.transaction import RepositoryChange, changing
-from builder.repository.versions import activate, callers, require_front, served_number, version_numbers
+from builder.repository.versions import activate, callers_by_model, require_front, served_number, version_numbers
 from builder.runtime.contract import FILE, ContractError, SharedServing, dump, load_shared
 from builder.runtime.fields import Field
 from builder.runtime.hosted import HOSTED, HostedModel, dump_hosted
@@ -58,7 +58,11 @@ def share(repository: Path, name: str, models: Sequence[str], memory_mb: int | N
     if memory_mb is not None and memory_mb < 1:
         raise RepositoryError(f"{memory_mb} MB is not memory for a process: give at least 1 (--memory-mb)")
     front = repository / name
-    hosted = {model: _hosted_as(repository, name, model) for model in dict.fromkeys(models)}
+    callers = callers_by_model(repository)
+    hosted = {
+        model: _hosted_as(repository, name, model, callers.get(model, set()) - {model})
+        for model in dict.fromkeys(models)
+    }
     entry = _entry(front, [config_of(repository / model, hosted[model].version) for model in hosted], memory_mb)
     with _locked_models(front), changing(repository) as change:
         _serve_as(change, repository, entry)
@@ -97,17 +101,20 @@ def _locked_models(front: Path) -> contextlib.AbstractContextManager[None]:
     return locked(front / MODELS) if (front / MODELS).is_dir() else contextlib.nullcontext()
 
 
-def _hosted_as(repository: Path, front: str, name: str) -> HostedModel:
-    """Return the entry in hosted.json of a model that moves in. Raises RepositoryError if it cannot."""
+def _hosted_as(repository: Path, front: str, name: str, callers: Set[str]) -> HostedModel:
+    """Return the entry in hosted.json of a model that moves in. Raises RepositoryError if it cannot.
+
+    `callers`: the other models that call it.
+    """
     if (repository / front / MODELS / name).exists():
         raise RepositoryError(
             f"{front} hosts {name} already; build its next version there: build-repo MODEL --name {name} "
             f"--output {repository / front / MODELS}"
         )
     require_front(repository, name)
-    using, version = callers(repository, name, name), served_number(repository / name)
-    if using:
-        raise RepositoryError(f"{name} is called by {', '.join(using)}, which would not find it any more")
+    if callers:
+        raise RepositoryError(f"{name} is called by {', '.join(sorted(callers))}, which would not find it any more")
+    version = served_number(repository / name)
     if version is None:
         raise RepositoryError(f"no version of {name} is served; build-repo versions {name} shows them")
     release = read_report(repository, name).triton
