@@ -1,14 +1,16 @@
-"""Write a file, also atomically, and link one content under many names.
+"""Write a file, also atomically, link one content under many names, and lock by a file.
 
 A linked file is never written in place: it is replaced by one that was written beside it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from builder.common.errors import RepositoryError
@@ -59,3 +61,26 @@ def clone(source: Path, target: Path) -> str:
             shutil.copyfileobj(held, copy, 1 << 22)
             return "copy"
     return "reflink"
+
+
+@contextlib.contextmanager
+def lock_file(path: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Hold the lock `path` for the block; wait while another process or thread has it, after a call of `on_wait`.
+
+    The file exists only meanwhile, and a process that dies releases it. Raises OSError.
+    """
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            on_wait()
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
+            break
+        os.close(descriptor)  # its former holder has removed the file
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(descriptor)

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from builder.common.errors import RepositoryError
+from builder.common.files import lock_file
 from builder.common.workplace import DISK_FULL_ERRNOS
 
 JOURNAL = "journal.json"  # of a change, in its staging folder
@@ -37,18 +38,8 @@ def locked(repository: Path, *name: str) -> Iterator[None]:
 @contextlib.contextmanager
 def hold_lock(repository: Path, *name: str) -> Iterator[None]:
     """Hold the lock like `locked`, but let an OSError through."""
-    path = repository.parent / ".".join(["", repository.name, *name, "lock"])
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
-            break
-        os.close(descriptor)  # its former holder has removed the file
-    try:
+    with lock_file(repository.parent / ".".join(["", repository.name, *name, "lock"])):
         yield
-    finally:
-        path.unlink(missing_ok=True)
-        os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -10,12 +10,14 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from builder.building.keys import build_key
 from builder.clusters.fleet.executor import BuildJob, BuildOutcome, BuildProgress
+from builder.common.cache.folder import LOCKS, cache_home
 from builder.common.errors import BuilderError, RepositoryError
+from builder.common.files import lock_file
 from builder.common.hashing import digest_of
 from builder.common.machine import sharing_cores
 from builder.options import BuildSpec
@@ -25,6 +27,7 @@ from builder.repository.versions import version_numbers
 
 OnProgress = Callable[[BuildProgress], None]
 
+WAITING = "waiting for another run, which builds the same"  # a stage before the first
 GC_THRESHOLDS = (50_000, 20, 20)  # of gc.set_threshold
 GOMP_SPINCOUNT = "10000"  # about a tenth of a millisecond; the default is 300,000
 PIPELINE = "builder.building.pipeline"  # its import loads all that a build runs
@@ -34,14 +37,27 @@ RESET_PEAK = "5"  # man proc_pid_clear_refs(5): the peak becomes what is residen
 def run_job(job: BuildJob, worker: str, on_progress: OnProgress = lambda progress: None) -> BuildOutcome:
     """Build `job` in this process, on its share of the cores; errors are part of the outcome.
 
-    Loads torch, unless another run has published the same since `job` was planned.
+    Waits while another process of this machine builds the same. Loads torch, unless another run has published the same
+    since `job` was planned.
     """
-    published = find_published(job)
-    if published is not None:
-        return BuildOutcome(job.name, worker, 0, report=published)
-    load_libraries()
-    with collecting_garbage_rarely():
-        return _run_build(job, worker, on_progress)
+    with _locked_build(job, lambda: on_progress(BuildProgress(job.name, worker, WAITING))):
+        published = find_published(job)
+        if published is not None:
+            return BuildOutcome(job.name, worker, 0, report=published)
+        load_libraries()
+        with collecting_garbage_rarely():
+            return _run_build(job, worker, on_progress)
+
+
+@contextmanager
+def _locked_build(job: BuildJob, on_wait: Callable[[], None]) -> Iterator[None]:
+    """Hold the lock of builds with the key of `job`; without one if the key or the lock is not to be had."""
+    with ExitStack() as stack:
+        with suppress(BuilderError, OSError):  # the build itself reports a checkpoint that cannot be read
+            folder = cache_home() / LOCKS
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(lock_file(folder / build_key(job.spec), on_wait))
+        yield
 
 
 def find_published(job: BuildJob) -> BuildReport | None:

@@ -4,6 +4,7 @@ runtimes/, programs/   packages fetched from an index to run here: engines of Tr
                        folder of its own, whole or not there
 published/             where each content of a repository was published last, so that another model with the same one
                        links to it: a symbolic link named by its SHA-256, which breaks when the file is removed
+locks/                 the keys of builds that run, so that no second process of this machine builds the same meanwhile
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ FOLDER_VARIABLE = "BUILD_REPO_CACHE"
 DISABLED = "off"  # instead of a folder: stages are not kept
 LIMIT_VARIABLE = "BUILD_REPO_CACHE_GB"
 DEFAULT_MAX_GB, DEFAULT_MAX_DISK_SHARE = 20.0, 0.1  # by default: whichever of the two is less
-ENGINES, PROGRAMS, PUBLISHED = "runtimes", "programs", "published"
+ENGINES, PROGRAMS, PUBLISHED, LOCKS = "runtimes", "programs", "published", "locks"
 IN_USE_S = 3600  # since the last use of a fetched package: a build or a load test may be running it
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import shutil
 from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -117,6 +119,31 @@ def test_worker_skips_a_build_published_by_another_run(make: Make, monkeypatch: 
     assert run_jobs([job], Said((ended,)), history, LineView(console, 1)) == [ended]
     assert "✓ topics: version 1, which was published meanwhile" in console.export_text()
     assert history.estimate(work_of(job.spec)).seconds is None, "nothing was measured"
+
+
+def test_worker_waits_for_a_run_that_builds_the_same(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: two runs of one models.yaml, begun at once, built everything twice."""
+    spec, waits, builds = make(output=tmp_path / "out"), Event(), 0
+
+    def build(job: BuildJob, worker: str, on_progress: Callable[[BuildProgress], None]) -> BuildOutcome:
+        nonlocal builds
+        builds += 1
+        assert waits.wait(60), "the second run waits for nothing"
+        shutil.copytree(make().output / "topics", job.spec.output / "topics")
+        return BuildOutcome(job.name, worker, 1.0, report=read_report(job.spec.output, "topics"))
+
+    def note(progress: BuildProgress) -> None:
+        if "another run" in progress.stage:
+            waits.set()
+
+    monkeypatch.setattr(work, "_run_build", build)
+    monkeypatch.setattr(work, "load_libraries", lambda: None)
+    with ThreadPoolExecutor(2) as runs:
+        outcomes = list(runs.map(lambda worker: run_job(BuildJob(spec, 1), worker, note), ["worker 1", "worker 2"]))
+    assert builds == 1
+    assert [outcome.report for outcome in outcomes] == [read_report(spec.output, "topics")] * 2
 
 
 def test_worker_builds_over_older_or_damaged_versions(make: Make, tmp_path: Path) -> None:
