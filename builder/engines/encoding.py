@@ -76,8 +76,8 @@ class EncodingEngine:
         """Return why it cannot run `precision` on a CPU with `flags` (instruction sets), and what to do; or None."""
         return None
 
-    def refuse_release(self, target: str, triton: str) -> None:
-        """Raise SpecError if the engine in a Triton release cannot run graphs for `target`."""
+    def refuse_on_gpu(self, spec: BuildSpec, precision: str) -> None:
+        """Raise SpecError if the engine of the Triton release cannot run graphs in `precision` on `spec.target`."""
         return None
 
     def without_half(self, operators: Collection[str], precision: str, target: str, triton: str) -> Collection[str]:

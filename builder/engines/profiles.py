@@ -26,6 +26,10 @@ class Calls:
     length: int
     token_budget: int
 
+    def most_rows(self, length: int) -> int:
+        """Return the most rows of a call whose texts have `length` tokens."""
+        return max(1, min(self.rows, self.token_budget // length))
+
     def include(self, shape: Shape) -> bool:
         rows, length = shape
         fits = rows == 1 or rows * length <= self.token_budget
@@ -56,13 +60,19 @@ def profiles_of(profiles: tuple[Profile, ...], calls: Calls, plan: bool) -> tupl
 
 
 def default_profiles(calls: Calls) -> tuple[Profile, ...]:
-    """Return a profile for short texts and, if there are longer ones, one for those; no length is in both.
+    """Return a profile for short texts, and as many for longer ones as the token budget needs; no length is in two.
 
-    Each is tuned for texts of half the length it ends at, as many as the token budget allows.
+    TensorRT reserves memory for the largest shape of a profile, the most rows of the longest text, though no call is
+    larger than the token budget. Profiles for longer texts therefore end where that shape would have more than twice
+    as many tokens.
     """
-    if calls.length <= SHORT_TEXT_TOKENS:
-        return (_profile(calls, 1, calls.length),)
-    return _profile(calls, 1, SHORT_TEXT_TOKENS), _profile(calls, SHORT_TEXT_TOKENS + 1, calls.length)
+    profiles = [_profile(calls, 1, min(SHORT_TEXT_TOKENS, calls.length))]
+    while (longest := profiles[-1].max[1]) < calls.length:
+        rows = calls.most_rows(longest + 1)
+        profiles.append(
+            _profile(calls, longest + 1, min(calls.length, max(longest + 1, 2 * calls.token_budget // rows)))
+        )
+    return tuple(profiles)
 
 
 def covering_profile(calls: Calls) -> Profile:
@@ -71,9 +81,9 @@ def covering_profile(calls: Calls) -> Profile:
 
 
 def _profile(calls: Calls, shortest: int, longest: int) -> Profile:
+    """Return a profile tuned for texts of half the `longest` length, as many as the token budget allows."""
     length = max(shortest, longest // 2)
-    rows = max(1, min(calls.rows, calls.token_budget // length))
-    return Profile(min=(1, shortest), opt=(rows, length), max=(calls.rows, longest))
+    return Profile(min=(1, shortest), opt=(calls.most_rows(length), length), max=(calls.most_rows(shortest), longest))
 
 
 def largest_calls(profile: Profile, calls: Calls) -> tuple[Shape, ...]:

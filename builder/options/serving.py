@@ -95,7 +95,8 @@ class Serving(Options):
     rate_limiter_priority: int = Field(0, ge=0)
     """Priority of the engine's instances in the rate limiter."""
     optimization_level: Literal[-1, 0, 1, 2] = 0
-    """Triton's `optimization { graph { level } }` of the engine."""
+    """Triton's `optimization { graph { level } }` of an engine of ONNX Runtime. 0: all optimisations of the graph; 1:
+    basic and extended ones; -1: basic ones; 2: none."""
     spinning: bool = True
     """Let the engine's threads spin (busy-wait) for their next work: lower latency, more CPU time. Between calls only
     those of a model that generates do.

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from builder.building.variants.candidates import requested_variants
 from builder.common.errors import SpecError
 from builder.engines.placement import place
 from builder.engines.profiles import (
@@ -61,6 +62,14 @@ def test_default_profiles_take_every_call_and_share_no_length(rows: int, length:
         assert largest_calls(profile, calls), "each is compared at its end"
 
 
+@given(st.integers(1, 256), st.integers(1, 8192), st.integers(1, 65536))
+def test_default_profiles_reserve_at_most_twice_the_token_budget(rows: int, length: int, budget: int) -> None:
+    """Regression: 64 rows of 8192 tokens were reserved for calls of 8192 tokens."""
+    calls = Calls(rows, length, max(budget, length, rows * 128))
+    assert all(p.max[0] * p.max[1] <= 2 * calls.token_budget for p in default_profiles(calls))
+    assert len(default_profiles(calls)) <= 8
+
+
 @given(st.integers(1, 64), st.integers(1, 600), st.integers(600, 4096))
 def test_buckets_fit_every_call_and_belong_to_a_profile(rows: int, length: int, budget: int) -> None:
     calls = Calls(rows, length, budget)
@@ -101,8 +110,12 @@ def test_incomplete_profiles_are_refused_with_the_missing_call() -> None:
 def test_profiles_share_one_instance_group() -> None:
     from tests.golden.repositories import graph
 
-    placement = place(make_spec(model="x", target="tensorrt", instances=2), graph("tensorrt"), 2048, 512)
-    assert [(group.count, group.profiles) for group in placement.groups] == [(2, (0, 1))]
+    spec = make_spec(model="x", target="tensorrt", instances=2)
+    placement = place(spec, graph("tensorrt"), 2048, 512)
+    assert [(group.count, group.profiles) for group in placement.groups] == [(2, (0, 1, 2))]
+    assert placement.parameters == {"execution_context_allocation_strategy": "ON_PROFILE_CHANGE"}
+    older = place(spec.model_copy(update={"triton": "25.04"}), graph("tensorrt"), 2048, 512)
+    assert older.parameters == {}, "every context takes the memory of the largest profile there"
 
 
 def test_onnxruntime_tensorrt_has_one_profile_and_its_own_cache(tmp_path: Path) -> None:
@@ -122,6 +135,16 @@ def test_onnxruntime_tensorrt_has_one_profile_and_its_own_cache(tmp_path: Path) 
     two = {"profiles": [{"opt": [4, 64], "max": [8, 128]}, {"min": [1, 129], "opt": [2, 200], "max": [8, 512]}]}
     with pytest.raises(SpecError, match=r"runs the first profile alone, and tensorrt\.profiles has 2"):
         place(spec.model_copy(update={"tensorrt": TensorRT(**two)}), graph("onnxruntime"), 2048, 512)
+
+
+def test_onnxruntime_tensorrt_refuses_fp32_where_it_would_be_tf32() -> None:
+    options = {"model": "x", "target": "tensorrt", "engine": "onnxruntime"}
+    for gpu in ({}, {"gpu": "l4"}):
+        with pytest.raises(SpecError, match=r"multiplies fp32 as TF32 .* leave --engine out for a plan"):
+            requested_variants(make_spec(**options, **gpu), ())
+    assert [v.precision for v in requested_variants(make_spec(**options, gpu="t4"), ())] == ["fp32"]
+    assert [v.precision for v in requested_variants(make_spec(**options, level="O4"), ())] == ["fp16"]
+    assert [v.engine for v in requested_variants(make_spec(model="x", target="tensorrt"), ())] == ["tensorrt"]
 
 
 def test_tf32_is_disabled_or_the_release_is_refused() -> None:

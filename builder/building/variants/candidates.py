@@ -46,7 +46,7 @@ def requested_variants(spec: BuildSpec, flags: Collection[str]) -> tuple[Variant
         return tuple(Variant(GIVEN, engine) for engine in chosen)
     precision = "fp16" if spec.level == "O4" else spec.precision
     if spec.target != "cpu":
-        return (_on_gpu(spec.target, spec.engine, precision, spec.triton),)
+        return (_on_gpu(spec, precision),)
     tried = AUTO if precision == "auto" else (precision,)
     matching = [v for one in tried for v in here if v.precision == one and spec.engine in (None, "auto", v.engine)]
     if not matching:
@@ -61,12 +61,13 @@ def requested_variants(spec: BuildSpec, flags: Collection[str]) -> tuple[Variant
     return tuple(able if spec.engine == "auto" or precision == "auto" else able[:1])
 
 
-def _on_gpu(target: str, requested: str | None, precision: str, triton: str) -> Variant:
+def _on_gpu(spec: BuildSpec, precision: str) -> Variant:
     """Return the variant for a GPU, whatever this machine has. Raises SpecError."""
+    target = spec.target
     here = [v for v in all_variants() if v.target == target]
     engines = list(dict.fromkeys(v.engine for v in here))
-    engine = requested or (target if target in engines else engines[0])
-    encoding_engine(engine).refuse_release(target, triton)
+    engine = spec.engine or (target if target in engines else engines[0])
+    encoding_engine(engine).refuse_on_gpu(spec, precision)
     of_engine = [v for v in here if v.engine == engine]
     for variant in of_engine:
         if variant.precision == precision:

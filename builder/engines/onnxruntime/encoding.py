@@ -9,8 +9,10 @@ from typing import ClassVar
 import numpy as np
 from onnx import helper
 
-from builder.common.errors import ExportError
+from builder.common.cards import CARDS
+from builder.common.errors import ExportError, SpecError
 from builder.common.machine import VNNI
+from builder.common.releases import version_tuple
 from builder.engines.cuda import without_kernel
 from builder.engines.encoding import EncodingEngine, Variant
 from builder.engines.onnxruntime import BACKEND
@@ -19,7 +21,9 @@ from builder.engines.tensorrt.lowering import for_tensorrt
 from builder.graphs.onnx.graph import Graph, load_graph, save_graph
 from builder.graphs.onnx.nodes import add_constant, replace_nodes
 from builder.graphs.onnx.operators import ATTENTION, ATTENTION_BIAS, CACHED_ATTENTION
+from builder.options import BuildSpec
 
+TF32_SINCE = (8, 0)  # compute capability
 KEY_PADDING_MASK = 4  # of the inputs of MultiHeadAttention
 
 
@@ -45,12 +49,28 @@ class OnnxRuntimeEncoding(EncodingEngine):
             return for_tensorrt(graph, folder)
         return _count_keys(graph, folder) if target == "cuda" else graph
 
-    def refuse_release(self, target: str, triton: str) -> None:
-        if target == "tensorrt":
-            refuse_release(triton)
+    def refuse_on_gpu(self, spec: BuildSpec, precision: str) -> None:
+        if spec.target == "tensorrt":
+            refuse_release(spec.triton)
+            _refuse_tf32(spec.gpu.card, precision)
 
     def without_half(self, operators: Collection[str], precision: str, target: str, triton: str) -> Collection[str]:
         return without_kernel(operators, precision, triton, in_process=False) if target == "cuda" else ()
+
+
+def _refuse_tf32(card: str | None, precision: str) -> None:
+    """Raise SpecError if ONNX Runtime's TensorRT would multiply fp32 as TF32.
+
+    It leaves TensorRT's flag TF32 on, and has no option for it (microsoft/onnxruntime, issue 26029); cards before 8.0
+    have no TF32.
+    """
+    if precision != "fp32" or (card is not None and version_tuple(CARDS[card].compute_capability) < TF32_SINCE):
+        return
+    older = ", ".join(name for name, one in CARDS.items() if version_tuple(one.compute_capability) < TF32_SINCE)
+    raise SpecError(
+        "ONNX Runtime's TensorRT multiplies fp32 as TF32 on cards of compute capability 8.0 and later, and has no "
+        f"option against it: leave --engine out for a plan, which keeps fp32, use --precision fp16, or --gpu {older}"
+    )
 
 
 def _count_keys(graph: Graph, folder: Path) -> Graph:

@@ -81,8 +81,8 @@ class TensorRtEncoding(EncodingEngine):
                 f"1/{program.FOLDER}/compile.py": Path(program.__file__),
             }
 
-    def refuse_release(self, target: str, triton: str) -> None:
-        refuse_release(triton)
+    def refuse_on_gpu(self, spec: BuildSpec, precision: str) -> None:
+        refuse_release(spec.triton)
 
 
 def _recipe(options: BuildSpec, graph: Graph, profiles: Sequence[Profile]) -> dict[str, Any]:

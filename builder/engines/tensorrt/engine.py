@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from builder.common.errors import SpecError
+from builder.common.releases import version_tuple
 from builder.engines.onnxruntime.engine import OnnxRuntime
 from builder.engines.placement import InstanceGroup, Placement, graph_buckets
 from builder.engines.profiles import Calls, profiles_of
@@ -10,6 +11,8 @@ from builder.engines.tensorrt import PLATFORM
 from builder.graphs.onnx.graph import Graph
 from builder.options import BuildSpec
 from builder.runtime.contract import Session
+
+OWN_MEMORY_SINCE = "25.05"  # the first branch of tensorrt_backend whose model_state.cc reads it
 
 
 class TensorRt(OnnxRuntime):
@@ -23,7 +26,8 @@ class TensorRt(OnnxRuntime):
             # optimum is nearest (tensorrt_backend, GetMostOptimizedProfile). Groups of one profile each would defeat
             # that.
             (InstanceGroup(options.instances, "KIND_GPU", tuple(options.gpu.devices), tuple(range(len(profiles)))),),
-            platform=PLATFORM,
+            _memory_of_profiles(options.triton),
+            PLATFORM,
             cuda_graphs=[dict.fromkeys(graph.inputs, shape) for shape in graph_buckets(options.gpu, graph, calls)],
         )
 
@@ -32,6 +36,15 @@ class TensorRt(OnnxRuntime):
 
     def served_version(self, triton: str, in_process: bool) -> str:
         raise SpecError("a TensorRT plan runs on a GPU, and there is none here to run it in another version")
+
+
+def _memory_of_profiles(triton: str) -> dict[str, str]:
+    """Return the parameter by which the context of each profile takes that profile's memory alone.
+
+    By default each takes that of the largest profile (tensorrt_backend, README.md; pull request 108).
+    """
+    since = version_tuple(triton) >= version_tuple(OWN_MEMORY_SINCE)
+    return {"execution_context_allocation_strategy": "ON_PROFILE_CHANGE"} if since else {}
 
 
 ENGINE = TensorRt()

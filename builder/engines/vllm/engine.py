@@ -24,7 +24,9 @@ from builder.runtime.fields import Field
 BACKEND = "vllm"
 MODEL_FILE = ENGINES[BACKEND].model_file
 DTYPES = {"fp32": "auto", "fp16": "float16", "bf16": "bfloat16", "fp8": "auto"}  # auto: the checkpoint's own
-ARGUMENTS: dict[str, list[str]] = tomllib.loads(Path(__file__).with_name("arguments.toml").read_text("utf-8"))
+_READ = tomllib.loads(Path(__file__).with_name("arguments.toml").read_text("utf-8"))
+VERSIONS: list[str] = _READ["versions"]  # whose fields were read, the oldest first
+FIELDS: dict[str, tuple[str, str]] = _READ["fields"]  # by name, the first and the last version that has it
 
 # Tensors that the backend declares in every release; newer ones add theirs by themselves.
 INPUTS = (
@@ -66,29 +68,33 @@ class Vllm(CheckpointEngine):
 
 
 def fields_of(version: str) -> set[str]:
-    """Return the fields of a vLLM's AsyncEngineArgs.
+    """Return the fields of a vLLM's AsyncEngineArgs; for a version that was not read, those of the one before it."""
+    number = version_tuple(version.partition("rc")[0])  # a release candidate has those of its release
+    older = [index for index, read in enumerate(VERSIONS) if version_tuple(read) <= number]
+    return {name for name in FIELDS if older and older[-1] in _places(name)}
 
-    For a version that was not read, the fields of the ones before and after it.
-    """
-    if version in ARGUMENTS:
-        return set(ARGUMENTS[version])
-    number = version_tuple(version)
-    before = [names for read, names in ARGUMENTS.items() if version_tuple(read) < number]
-    after = [names for read, names in ARGUMENTS.items() if version_tuple(read) > number]
-    return {name for names in (*before[-1:], *after[:1]) for name in names}
+
+def _places(name: str) -> range:
+    """Return the places in `VERSIONS` of those that have a field."""
+    first, last = FIELDS[name]
+    return range(VERSIONS.index(first), VERSIONS.index(last) + 1)
 
 
 def _refuse_unknown(arguments: Mapping[str, object], triton: str) -> None:
     version = RELEASES[triton].vllm
-    known = fields_of(version) if version else {name for names in ARGUMENTS.values() for name in names}
+    known = fields_of(version) if version else set(FIELDS)
     here = f"vLLM {version}, which Triton {triton} carries, does" if version else "any vLLM that was read does"
     for name in arguments:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
-            elsewhere = [read for read, names in ARGUMENTS.items() if name in names]
+            elsewhere = FIELDS.get(name)
             raise SpecError(
                 f"vllm.arguments has {name!r}, and {here} not know it"
-                + (f"; vLLM {', '.join(elsewhere)} does: choose its release with --triton" if elsewhere else "")
+                + (
+                    f"; vLLM {elsewhere[0]} to {elsewhere[1]} does: choose its release with --triton"
+                    if elsewhere
+                    else ""
+                )
                 + (f"; did you mean {near[0]!r}?" if near and not elsewhere else "")
             )
 

@@ -15,7 +15,8 @@ import builder.checkpoints.resolve as checkpoint_module
 from builder.building.pipeline import build
 from builder.cli import main
 from builder.common.errors import SpecError
-from builder.engines.vllm.engine import ARGUMENTS, INPUTS, OUTPUTS, fields_of
+from builder.common.releases import RELEASES
+from builder.engines.vllm.engine import INPUTS, OUTPUTS, VERSIONS, fields_of
 from builder.options import make_spec
 from builder.repository.check import check, verdicts
 from builder.repository.config.render import parse
@@ -42,8 +43,8 @@ def test_vllm_copies_a_local_checkpoint_and_names_its_container_path(checkpoint:
     copied = tmp_path / "r" / "writer" / "1" / "checkpoint"
     assert (copied / "model.safetensors").read_bytes() == (checkpoint / "model.safetensors").read_bytes()
     assert check(tmp_path / "r") == []
-    for version, names in ARGUMENTS.items():
-        assert set(arguments) <= set(names), f"vLLM {version} has all of them"
+    for version in VERSIONS:
+        assert set(arguments) <= fields_of(version), f"vLLM {version} has all of them"
     built = json.loads((tmp_path / "r" / "writer" / "build.json").read_text())
     assert (built["verified"], built["verified_on"]) == (False, [])
     assert verdicts(tmp_path / "r") == {
@@ -98,7 +99,7 @@ def test_vllm_refuses_arguments_unknown_to_the_release(checkpoint: Path, tmp_pat
     with pytest.raises(SpecError, match=r"vLLM 0.5.5, which Triton 24.10 carries, .*did you mean 'max_model_len'"):
         _build(checkpoint, tmp_path, vllm=misspelt, triton="24.10")
     draft = {"arguments": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4}}}
-    with pytest.raises(SpecError, match=r"does not know it; vLLM .*0.33.0 does: choose its release with --triton"):
+    with pytest.raises(SpecError, match=r"does not know it; vLLM .* to 0.33.0 does: choose its release with --triton"):
         _build(checkpoint, tmp_path, vllm=draft, triton="24.10")
     arguments = _build(checkpoint, tmp_path, vllm=draft, triton="26.07")
     assert arguments["speculative_config"] == {"method": "ngram", "num_speculative_tokens": 4}, (
@@ -119,11 +120,19 @@ def test_vllm_second_version_runs_its_own_checkpoint(checkpoint: Path, tmp_path:
     assert check(tmp_path) == []
 
 
-def test_vllm_version_between_known_ones_has_their_fields() -> None:
-    before, after = list(ARGUMENTS)[:2]
-    assert fields_of("0.7.3") == {*ARGUMENTS[before], *ARGUMENTS[after]}
-    assert fields_of("0.4.3") == set(ARGUMENTS[before]), "older than all that were read"
-    assert fields_of("99.0") == set(list(ARGUMENTS.values())[-1])
+def test_vllm_fields_are_those_of_the_one_version_of_a_release() -> None:
+    """Regression: between two versions that were read, the fields of both were accepted."""
+    carried = {release.vllm for release in RELEASES.values()} - {None, "0.9.0rc1"}
+    assert carried <= set(VERSIONS)
+    assert fields_of("0.9.0rc1") == fields_of("0.9.0")
+    assert "disable_log_requests" in fields_of("0.9.2")
+    assert "async_scheduling" not in fields_of("0.9.2")
+    assert "async_scheduling" in fields_of("0.10.1.1")
+    assert "disable_log_requests" not in fields_of("0.10.1.1")
+    assert "swap_space" not in fields_of("0.27.1")
+    assert fields_of("0.6.0") == fields_of("0.5.5"), "not read: those of the one before it"
+    assert fields_of("0.3.0") == set()
+    assert fields_of("99.0") == fields_of(VERSIONS[-1])
 
 
 @pytest.mark.parametrize(
