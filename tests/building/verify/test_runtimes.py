@@ -324,6 +324,16 @@ def test_requirements_pin_the_versions_of_the_table() -> None:
         }
 
 
+def test_gpu_servers_have_the_packages_of_cpu_models() -> None:
+    """Regression: one model of OpenVINO kept a server with GPUs from starting, for it had no openvino."""
+    packages = [
+        {re.split(r"[\[=]", line)[0] for line in (RUNTIME / file).read_text().splitlines() if re.match(r"\w", line)}
+        for file in ("requirements.txt", "requirements-gpu.txt")
+    ]
+    assert packages[1] - packages[0] == {"onnxruntime-gpu"}
+    assert packages[0] - packages[1] == {"onnxruntime"}, "the GPU's package has its modules"
+
+
 def test_newer_containers_decode_with_the_verified_version() -> None:
     import onnxruntime
 
