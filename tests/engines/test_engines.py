@@ -6,6 +6,7 @@ import ast
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from builder import engines
@@ -14,6 +15,7 @@ from builder.building.families.decoder.drafted import draft_spec
 from builder.common.engines import ENGINES
 from builder.common.errors import SpecError
 from builder.common.memory import ReservedMemory
+from builder.engines.cuda.eight_bit import rounded_to_bytes
 from builder.engines.decoding import DecodingEngine, decoding_engines, engine_of
 from builder.engines.encoding import all_variants
 from builder.graphs.export.decoder import export_decoder
@@ -74,6 +76,18 @@ def test_encoding_engines_have_a_title_for_each_target_of_their_variants() -> No
 def test_engine_of_refuses_an_engine_without_a_cache() -> None:
     with pytest.raises(SpecError, match="TensorRT has no attention over a cache"):
         engine_of(make_spec(model="x", target="tensorrt"))
+
+
+def test_cuda_multiplies_many_rows_by_packed_weights_where_the_package_can() -> None:
+    """Regression: a prompt, and more than 16 rows, first unpacked every matrix to half precision."""
+    allowed = {"ep.cuda.fpa_intb_gemm": "1"}
+    small = [make_spec(model="x", target="cuda", precision=precision) for precision in ("int4-weights", "int8-weights")]
+    assert [engine_of(spec).session().entries for spec in small] == [allowed, allowed]
+    assert engine("cuda").session().entries == {}
+    older = small[0].model_copy(update={"triton": "24.10"})
+    assert engine_of(older).session().entries == {}, "onnxruntime-gpu 1.23.2 lacks it"
+    matrix = np.random.default_rng(0).normal(size=(64, 256)).astype(np.float32)
+    assert rounded_to_bytes(matrix).size == 32, "larger blocks are not taken"
 
 
 @pytest.mark.parametrize(

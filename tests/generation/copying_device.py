@@ -55,7 +55,6 @@ class CopyingDevice:
         self.loaded = False
         self.next = BEGIN
         self.allocations: weakref.WeakValueDictionary[int, _Allocation] = weakref.WeakValueDictionary()
-        self.OrtValue = self  # ortvalue_from_shape_and_type is a static method of it
         self.copied_to_device = 0  # bytes
         self.fetched: Counter[str] = Counter()  # outputs that were copied to the host
         self.calls: list[tuple[int, int]] = []  # rows and new tokens of each call of a decoder
@@ -65,13 +64,6 @@ class CopyingDevice:
 
     def get_available_providers(self) -> list[str]:
         return [PROVIDER, "CPUExecutionProvider"]
-
-    def ortvalue_from_shape_and_type(self, shape: tuple[int, ...], element: int, device: str, number: int) -> Any:
-        if device != "cuda":
-            raise DeviceFault(f"a tensor for the device was made on {device}")
-        if not self.loaded:
-            raise DeviceFault("libcudart is not loaded: preload_dlls comes before the first tensor")
-        return _DeviceValue(self._allocate(math.prod(shape) * WIDTHS[TYPES[element]]), shape, element)
 
     def InferenceSession(self, model: str, options: Any, providers: list[Any]) -> _Session:
         if not self.loaded:
@@ -83,7 +75,7 @@ class CopyingDevice:
             model = str(on_cpu(graph, graph.path.parent).path)
         return _Session(self, onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"]))
 
-    def _allocate(self, size: int) -> _Allocation:
+    def allocate(self, size: int) -> _Allocation:
         content = np.full(size, 0xFF, np.uint8)  # NaN in every type of float: new memory holds what was there before
         allocation = _Allocation(self.next, content)
         self.next += size + 4096
@@ -138,6 +130,7 @@ class _Binding:
         self.fetched: dict[str, tuple[int, np.ndarray]] = {}  # host address, and the content for it
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.addresses: dict[str, int] = {}  # on the device
+        self.created: dict[str, _DeviceValue | None] = {}  # outputs that the run puts into memory of its session
         self.synchronized = {"inputs": False, "outputs": True}
 
     def bind_input(self, name: str, device: str, number: int, element: Any, shape: Any, address: int) -> None:
@@ -152,7 +145,15 @@ class _Binding:
         self.binding.bind_input(name, "cpu", 0, element, shape, self.held[name].ctypes.data)
         self.synchronized["inputs"] = False
 
-    def bind_output(self, name: str, device: str, number: int, element: Any, shape: Any, address: int) -> None:
+    def bind_output(
+        self, name: str, device: str, number: int, element: Any = None, shape: Any = None, address: int | None = None
+    ) -> None:
+        if address is None:
+            if device != "cuda":
+                raise DeviceFault(f"a tensor for the device is created on {device}")
+            self.created[name] = None
+            self.binding.bind_output(name, "cpu")
+            return
         size = self._check(self.outputs[name], element, tuple(shape))
         if device == "cpu":
             content = np.zeros(size, np.uint8)
@@ -180,6 +181,14 @@ class _Binding:
         if "input_ids" in self.shapes:
             self._note_step()
         self.session.run_with_iobinding(self.binding)
+        for name, value in zip(self.created, self.binding.get_outputs() if self.created else (), strict=True):
+            content = value.numpy()
+            created = _DeviceValue(self.device.allocate(content.nbytes), content.shape, _number(content.dtype))
+            created.allocation.content[:] = content.reshape(-1).view(np.uint8)
+            self.created[name] = created
+
+    def get_outputs(self) -> list[_DeviceValue | None]:
+        return list(self.created.values())
 
     def _note_step(self) -> None:
         if "block_table" in self.shapes:

@@ -26,7 +26,7 @@ from builder.engines.cuda import (
     without_kernel,
 )
 from builder.engines.cuda.blocks import page_attention
-from builder.engines.cuda.eight_bit import CudaEightBit
+from builder.engines.cuda.eight_bit import CudaEightBit, product_entries
 from builder.engines.cuda.on_cpu import on_cpu
 from builder.engines.decoding import Executors, Lowered, free_executors
 from builder.engines.gpu import refuse_size
@@ -139,7 +139,8 @@ class CudaDecoding(OnnxRuntimeDecoding):
 
     def session(self) -> Session:
         gpu = self.spec.gpu
-        return Session(device="cuda", device_id=gpu.devices[0], provider_options=provider_options(gpu))
+        entries = product_entries(self.spec.triton) if self.spec.precision in BITS else {}
+        return Session(device="cuda", device_id=gpu.devices[0], provider_options=provider_options(gpu), entries=entries)
 
     def variant_name(self, precision: str) -> str:
         return f"{precision} CUDA"

@@ -3,7 +3,10 @@
 Its scales are of the type of the activations, its zero points bytes, its blocks of 16 to 128 inputs: of 256 a product
 of one row by 4 bits is an error. 8 bits are there from ONNX Runtime 1.22 on (pull request 24509). It does not read
 `accuracy_level`. One row, in newer versions up to 16, is multiplied by the packed matrix, where inputs and outputs are
-multiples of 8; for any other product the matrix is first unpacked to half precision.
+multiples of 8; for any other product the matrix is first unpacked to half precision, unless a session's entry allows
+the kernels of TensorRT-LLM (fpA_intB), which multiply by it as it is. Those of the published package take blocks of 32
+without zero points, outputs in multiples of 64 (of 32 in 8 bits), from compute capability 7.5 on (matmul_nbits.cc,
+CheckFpAIntBEligibility with USE_COMPACT_FPA_INTB_GEMM; its messages, and the entry, are in onnxruntime-gpu 1.31.1).
 Source: ONNX Runtime, onnxruntime/contrib_ops/cuda/quantization: matmul_nbits.cc, matmul_4bits.cu, matmul_8bits.cu; not
 run on a GPU.
 """
@@ -19,11 +22,20 @@ from onnx import TensorProto, helper
 
 from builder.checkpoints.grids import QuantizedBlocks
 from builder.common.errors import SpecError
+from builder.common.releases import runtime_of, version_tuple
 from builder.engines.eight_bit import EightBitProducts
 from builder.graphs.onnx.nodes import add_constant, eight_bit_scales, eight_bits
 
-SIZES = (128, 64, 32, 16)  # of a block, the fewest scales first
+SIZES = (32, 16)  # of a block: that of the kernels for many rows, or the smallest
+LARGEST_BLOCK = 128
+ENTRY, ENTRY_SINCE = "ep.cuda.fpa_intb_gemm", "1.31.1"
 MIDDLE = 128  # zero point of codes in 8 bits
+
+
+def product_entries(triton: str) -> dict[str, str]:
+    """Return the session's entry for products of many rows, where the package of the release's Python has it."""
+    has = version_tuple(runtime_of(triton, in_process=True)) >= version_tuple(ENTRY_SINCE)
+    return {ENTRY: "1"} if has else {}
 
 
 class CudaEightBit(EightBitProducts):
@@ -34,7 +46,7 @@ class CudaEightBit(EightBitProducts):
 
     operator: ClassVar[str] = "MatMulNBits"
     accuracy: ClassVar[int] = 0  # left unset
-    largest_block: ClassVar[int] = SIZES[0]
+    largest_block: ClassVar[int] = LARGEST_BLOCK
 
     def by_columns(self, node: onnx.NodeProto, matrix: np.ndarray) -> Iterator[onnx.NodeProto]:
         yield self.in_blocks(node, rounded_to_bytes(matrix.T))

@@ -1,4 +1,4 @@
-"""A graph by which ONNX Runtime copies a slot of a cache that is not in this process's memory.
+"""A graph by which ONNX Runtime creates a cache that is not in this process's memory, and copies parts of it.
 
 Knows shapes; knows nothing about models.
 """
@@ -15,6 +15,7 @@ from onnx import helper, numpy_helper
 from builder.graphs.onnx.graph import Graph, load_graph, save_graph
 from builder.graphs.onnx.nodes import add_constant, replace_nodes
 from builder.runtime.contract import LayerShape
+from builder.runtime.generation.executors.cuda import length_name
 
 FILE = "copy_slot.onnx"
 CACHE_ROWS = "cache_rows"
@@ -23,14 +24,21 @@ NEW_CACHE = "new_cache_length"
 
 
 def slot_copier(caches: Sequence[LayerShape], element: int, like: Graph, folder: Path) -> Graph:
-    """Write the graph: key_0 to key_0_copy and so on, each (1, heads, max_length, size) of `element`."""
-    inputs, outputs, nodes = [], [], []
+    """Write the graph: key_0 to key_0_copy and so on, vectors of `element`, each repeated to its length.
+
+    Numbers of a tensor are copied as a vector of as many; a cache is created from one zero. The lengths are inputs of
+    their own, one for all layers of a shape. bfloat16, for which engines have fewer kernels, is copied as float16.
+    """
+    element = onnx.TensorProto.FLOAT16 if element == onnx.TensorProto.BFLOAT16 else element
+    sizes = dict.fromkeys(length_name(cache.heads, cache.size) for cache in caches)
+    inputs = [helper.make_tensor_value_info(size, onnx.TensorProto.INT64, [1]) for size in sizes]
+    outputs, nodes = [], []
     for index, cache in enumerate(caches):
         for kind in ("key", "value"):
-            name, shape = f"{kind}_{index}", (1, cache.heads, "max_length", cache.size)
-            inputs.append(helper.make_tensor_value_info(name, element, shape))
-            outputs.append(helper.make_tensor_value_info(f"{name}_copy", element, shape))
-            nodes.append(helper.make_node("Identity", [name], [f"{name}_copy"], name=f"Identity.{name}"))
+            name, size = f"{kind}_{index}", length_name(cache.heads, cache.size)
+            inputs.append(helper.make_tensor_value_info(name, element, [f"{name}.length"]))
+            outputs.append(helper.make_tensor_value_info(f"{name}_copy", element, [f"{name}_copy.length"]))
+            nodes.append(helper.make_node("Expand", [name, size], [f"{name}_copy"], name=f"Expand.{name}"))
     model = helper.make_model(
         helper.make_graph(nodes, "copy_slot", inputs, outputs),
         opset_imports=[helper.make_opsetid("", like.opset)],

@@ -16,6 +16,7 @@ from .base import TOP_TOKENS, Geometry
 ELEMENTS = {"float16": 10, "bfloat16": 16, "float32": 1}  # of onnx.TensorProto: numpy has no bfloat16
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
+MAX_NUMBERS = 2**31 - 1  # of an output of Expand, which counts in int (onnxruntime, providers/cuda/tensor/expand.cc)
 
 
 class Device:
@@ -57,8 +58,9 @@ class Device:
 class DeviceCache:
     """Keys and values of all layers on a device, in `pieces` of `tokens` tokens: slots, or blocks.
 
-    `copier`: a graph that returns its inputs, a piece of each tensor, and so copies them within the device; it ignores
-    the order of a piece's axes.
+    `copier`: a graph that repeats its inputs, vectors, to given lengths. The session that runs it creates the tensors,
+    so that they are in its arena, whose growth and limit are those of the options. A tensor that is created without a
+    session is in an arena that doubles and has no limit.
     """
 
     def __init__(self, device: Device, copier: Path, geometry: Geometry, pieces: int, tokens: int) -> None:
@@ -69,19 +71,25 @@ class DeviceCache:
             for index, (heads, size) in enumerate(geometry.layers)
             for kind in ("key", "value")
         }
-        self.tensors = {
-            name: onnxruntime.OrtValue.ortvalue_from_shape_and_type(
-                (pieces, *shape), self.element, device.kind, device.number
-            )
-            for name, shape in self.shapes.items()
-        }
-        nothing = {name: np.zeros(math.prod(shape), f"V{self.width}") for name, shape in self.shapes.items()}
-        for piece in range(pieces):  # the allocated memory may have held NaN, which masking does not remove
-            self._copy_from({name: ("cpu", 0, array.ctypes.data) for name, array in nothing.items()}, piece)
+        # Read where they are, at the end of a call.
+        self.lengths = {length_name(heads, size): np.zeros(1, np.int64) for heads, _, size in self.shapes.values()}
+        self.copied = ELEMENTS["float16"] if self.width == 2 else self.element  # type of the copier's vectors
+        self.tensors = self._zeros(pieces)  # memory may have held NaN, which masking does not remove
 
     def copy(self, source: int, target: int) -> None:
-        kind, number = self.device.kind, self.device.number
-        self._copy_from({name: (kind, number, self.address(name, source)) for name in self.shapes}, target)
+        """Copy a piece, whatever the order of its axes."""
+        binding = self._copying({name: math.prod(shape) for name, shape in self.shapes.items()})
+        self._copy(binding, {name: (source, target, 0, math.prod(shape)) for name, shape in self.shapes.items()})
+
+    def copy_range(self, source: int, target: int, start: int, end: int) -> None:
+        """Copy the tokens `start` to `end` of a piece of (heads, tokens, size), a head of all layers at a time."""
+        binding = self._copying({name: (end - start) * size for name, (_, _, size) in self.shapes.items()})
+        for head in range(max(heads for heads, _, _ in self.shapes.values())):
+            places = {}
+            for name, (heads, tokens, size) in self.shapes.items():
+                begin = (min(head, heads - 1) * tokens + start) * size
+                places[name] = source, target, begin, (end - start) * size
+            self._copy(binding, places)
 
     def region(self, name: str, first: int, shape: "tuple[int, ...]") -> "tuple[str, int, int, tuple[int, ...], int]":
         """Return the binding arguments of the pieces from `first` on, which together have `shape`."""
@@ -90,16 +98,53 @@ class DeviceCache:
     def address(self, name: str, piece: int) -> int:
         return int(self.tensors[name].data_ptr()) + piece * math.prod(self.shapes[name]) * self.width
 
-    def _copy_from(self, sources: "Mapping[str, tuple[str, int, int]]", target: int) -> None:
-        """Fill a piece from the memory at `sources`: device, its number, address, by the name of the tensor."""
+    def _zeros(self, pieces: int) -> "dict[str, Any]":
+        """Return the tensors, full of zeros, in memory of the copier's session.
+
+        Raises RuntimeError for tensors that are too large.
+        """
+        largest = pieces * max(math.prod(shape) for shape in self.shapes.values())
+        if largest > MAX_NUMBERS:
+            raise RuntimeError(
+                f"the keys of a layer are {largest} numbers, and CUDA's kernel that creates them takes {MAX_NUMBERS}: "
+                "build with fewer --slots, a smaller --cache-gb or a lower --max-length"
+            )
+        zero = np.zeros(1, f"V{self.width}")
+        binding = self._copying({name: pieces * math.prod(shape) for name, shape in self.shapes.items()})
+        for name in self.shapes:
+            binding.bind_input(name, "cpu", 0, self.copied, (1,), zero.ctypes.data)
+            binding.bind_output(f"{name}_copy", self.device.kind, self.device.number)
+        self._run(binding)
+        return dict(zip(self.shapes, binding.get_outputs()))
+
+    def _copying(self, lengths: "Mapping[str, int]") -> Any:
+        """Return a binding of the copier to the `lengths` of its outputs, by tensor; equal for layers of one shape."""
         binding = self.copier.io_binding()
-        for name, (kind, number, address) in sources.items():
-            shape = (1, *self.shapes[name])
-            binding.bind_input(name, kind, number, self.element, shape, address)
-            binding.bind_output(f"{name}_copy", *self.region(name, target, shape))
+        for name, (heads, _, size) in self.shapes.items():
+            length = self.lengths[length_name(heads, size)]
+            length[0] = lengths[name]
+            binding.bind_input(length_name(heads, size), "cpu", 0, np.int64, (1,), length.ctypes.data)
+        return binding
+
+    def _copy(self, binding: Any, places: "Mapping[str, tuple[int, int, int, int]]") -> None:
+        """Copy numbers of each tensor: from a piece, to a piece, at which of their numbers, and how many."""
+        kind, number = self.device.kind, self.device.number
+        for name, (source, target, begin, count) in places.items():
+            offset = begin * self.width
+            binding.bind_input(name, kind, number, self.copied, (count,), self.address(name, source) + offset)
+            copied = self.address(name, target) + offset
+            binding.bind_output(f"{name}_copy", kind, number, self.copied, (count,), copied)
+        self._run(binding)
+
+    def _run(self, binding: Any) -> None:
         binding.synchronize_inputs()
         self.copier.run_with_iobinding(binding)
         binding.synchronize_outputs()
+
+
+def length_name(heads: int, size: int) -> str:
+    """Return the copier's input with the length of its vectors, for layers of a shape."""
+    return f"length_{heads}x{size}"
 
 
 def run_bound(session: onnxruntime.InferenceSession, binding: Any, feeds: "Mapping[str, np.ndarray]") -> None:

@@ -53,8 +53,8 @@ class Cuda(BoundExecutor):
         return self._answer(part, bind, counts)
 
     def copy(self, source: int, target: int, length: int, start: int = 0) -> None:
-        """Copy a whole slot: both are equal before `start`, and positions after `length` are unused."""
-        self.cache.copy(source, target)
+        if start < length:
+            self.cache.copy_range(source, target, start, length)
 
     def _bind(self, first: int, rows: int, new: int, num_logits: int, best: int) -> "tuple[StepInputs, Any]":
         """Bind the cache of a range of slots, which stays bound; a step's small inputs do not."""
