@@ -16,6 +16,15 @@ from rich.table import Table
 
 DEFAULT_REPOSITORY = Path("model_repository")
 DEFAULT_URL = "127.0.0.1:8001"
+
+
+def one_server(text: str) -> str:
+    """Parse an option that is the address of one server; only the gateway takes several."""
+    if "," in text:
+        raise ArgumentTypeError(f"{text!r} names several servers; give one HOST:PORT, and run this for each")
+    return text
+
+
 # Arguments of add_argument that several verbs share.
 REPOSITORY: dict[str, Any] = {
     "type": Path,
@@ -23,6 +32,7 @@ REPOSITORY: dict[str, Any] = {
     "help": f"the model repository (default {DEFAULT_REPOSITORY})",
 }
 URL: dict[str, Any] = {
+    "type": one_server,
     "default": DEFAULT_URL,
     "metavar": "HOST:PORT",
     "help": f"gRPC address of the server (default {DEFAULT_URL})",

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builder.commands import DEFAULT_REPOSITORY, URL, VERIFY_KEY_HELP, count, positive, screen, tcp_port
+from builder.commands import DEFAULT_REPOSITORY, DEFAULT_URL, VERIFY_KEY_HELP, count, positive, screen, tcp_port
 from builder.common.addresses import is_address
 from builder.common.distribution import installing
 from builder.common.errors import SpecError
@@ -29,7 +29,13 @@ def parser() -> argparse.ArgumentParser:
         "running Triton, until Ctrl-C or SIGTERM; running requests are finished first. Needs the extra gateway.",
     )
     add = arguments.add_argument
-    add("--url", **URL)
+    add(
+        "--url",
+        action="append",
+        metavar="HOST:PORT",
+        help="gRPC address of Triton; several are separated by commas or given one by one, and dns:///NAME:PORT stands "
+        f"for all addresses of a name, which are followed (default {DEFAULT_URL})",
+    )
     add("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
     add("--port", type=tcp_port, default=DEFAULT_PORT, help=f"default {DEFAULT_PORT}")
     add(
@@ -139,7 +145,7 @@ def run(options: argparse.Namespace) -> int:
     if (options.tls_certificate is None) != (options.tls_key is None):
         raise SpecError("--tls-certificate and --tls-key go together; give both")
     settings = GatewaySettings(
-        triton=options.url,
+        triton=_triton(options),
         keys=read_keys(options.keys, os.environ.get(KEYS_VARIABLE, "")),
         admin_key=admin_key(options.admin_key),
         requests_per_minute=options.requests_per_minute,
@@ -155,10 +161,28 @@ def run(options: argparse.Namespace) -> int:
         token_ids=None if options.token_ids is None else read_vocabulary(options.token_ids),
     )
     scheme = "http" if options.tls_certificate is None else "https"
-    screen.print(f"gateway on {scheme}://{options.host}:{options.port} over Triton at {options.url}")
+    screen.print(f"gateway on {scheme}://{options.host}:{options.port} over Triton at {settings.triton}")
     serve(settings, options.host, options.port, options.tls_certificate, options.tls_key)
     screen.print("stopped")
     return 0
+
+
+def _triton(options: argparse.Namespace) -> str:
+    """Return the address of Triton, or of several. Raises SpecError for options that only one has."""
+    from builder.serving.gateway.fleet.targets import is_fleet, parse_targets
+
+    url = ",".join(options.url or [DEFAULT_URL])
+    if not is_fleet(url):
+        return url
+    parse_targets(url)
+    if options.load_on_demand:
+        raise SpecError(
+            f"--load-on-demand counts the memory of one Triton, and --url names several ({url}); name one, or start "
+            "each Triton with its models and leave --load-on-demand out"
+        )
+    if options.triton_metrics is not None:
+        raise SpecError(f"--triton-metrics is the address of one Triton's, and --url names several ({url}); name one")
+    return url
 
 
 def _on_demand(options: argparse.Namespace) -> OnDemandSettings | None:

@@ -62,6 +62,13 @@ class ApiError(Exception):
         return {} if self.retry_after is None else {"retry-after": str(max(1, round(self.retry_after)))}
 
 
+class ServerUnreachable(ApiError):
+    """ApiError 503 of a server that does not answer at all, unlike one of its models."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(503, message, code="unavailable", retry_after=2)
+
+
 ErrorBody = Callable[[ApiError], Mapping[str, Any]]
 
 

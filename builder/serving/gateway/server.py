@@ -11,6 +11,8 @@ import resource
 import socket
 import ssl
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,6 +25,8 @@ from builder.common.errors import ServeError
 from builder.serving.gateway.access_log import AccessLog
 from builder.serving.gateway.app import make_app
 from builder.serving.gateway.catalogue import Catalogue
+from builder.serving.gateway.fleet.app import fleet_app
+from builder.serving.gateway.fleet.targets import is_fleet
 from builder.serving.gateway.residency.backend import make_on_demand_app
 from builder.serving.gateway.settings import GatewaySettings
 from builder.serving.gateway.triton import Triton
@@ -118,13 +122,7 @@ def allow_connections() -> None:
 async def _serve(
     settings: GatewaySettings, listener: socket.socket, certificate: Path | None, key: Path | None
 ) -> None:
-    triton = Triton(settings.triton)
-    if settings.on_demand is None:
-        app, watcher = make_app(settings, triton, models=Catalogue(triton)), None
-    else:
-        app, backend = make_on_demand_app(settings, settings.on_demand, triton)
-        watcher = asyncio.ensure_future(backend.watch())
-    try:
+    async with _application(settings) as app:
         config = uvicorn.Config(
             app,
             http=Protocol,
@@ -138,10 +136,28 @@ async def _serve(
             ssl_certfile=certificate,
             ssl_keyfile=key,
         )
-        config.load()
-        await GatewayServer(config, app, settings.drain_s).serve(sockets=[listener])
-    except (OSError, ssl.SSLError) as error:
-        raise ServeError(f"{certificate} and {key} are not a certificate and its key: {error}") from error
+        try:
+            config.load()
+            await GatewayServer(config, app, settings.drain_s).serve(sockets=[listener])
+        except (OSError, ssl.SSLError) as error:
+            raise ServeError(f"{certificate} and {key} are not a certificate and its key: {error}") from error
+
+
+@asynccontextmanager
+async def _application(settings: GatewaySettings) -> AsyncIterator[AccessLog]:
+    """Yield the application over one Triton, or over several that `settings.triton` names."""
+    if is_fleet(settings.triton):
+        async with fleet_app(settings) as app:
+            yield app
+        return
+    triton = Triton(settings.triton)
+    if settings.on_demand is None:
+        app, watcher = make_app(settings, triton, models=Catalogue(triton)), None
+    else:
+        app, backend = make_on_demand_app(settings, settings.on_demand, triton)
+        watcher = asyncio.ensure_future(backend.watch())
+    try:
+        yield app
     finally:
         if watcher is not None:
             watcher.cancel()

@@ -64,7 +64,10 @@ class OnDemandSettings:
 
 @dataclass(frozen=True)
 class GatewaySettings:
-    """Settings. `triton`: HOST:PORT of its gRPC. Times are in seconds, sizes in bytes, limits per key and minute."""
+    """Settings. Times are in seconds, sizes in bytes, limits per key and minute.
+
+    `triton`: HOST:PORT of its gRPC; of several, separated by commas, or dns:///NAME:PORT for all addresses of a name.
+    """
 
     triton: str = "127.0.0.1:8001"
     keys: tuple[tuple[str, str], ...] = ()  # (name, secret); without keys, access is open

@@ -21,7 +21,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from builder.runtime.fields import Field
 from builder.runtime.generation.adapter_files import ADAPTER, ALL_ADAPTERS
 from builder.serving.gateway.backend import Metadata
-from builder.serving.gateway.errors import ApiError, unavailable
+from builder.serving.gateway.errors import ApiError, ServerUnreachable, unavailable
 from builder.serving.gateway.http_responses import loads
 from builder.serving.gateway.pending_calls import AbandonedCalls, BackendLost
 from builder.serving.gateway.served_model import MODEL_INPUT
@@ -37,6 +37,7 @@ CHANNEL_OPTIONS = (
 )
 LOAD_TIMEOUT_S = 600.0
 TIMEOUT_S = 30.0  # of calls that need no inference
+READY_TIMEOUT_S = 2.0
 CLOSE_TIMEOUT_S = 10.0  # for abandoned calls when the client closes
 ATTEMPTS = 2  # of a request that was lost before its first answer: repeating it has no side effects
 LOADED_STATES = ("READY", "LOADING", "UNLOADING")
@@ -52,6 +53,7 @@ STATUS = {
     grpc.StatusCode.UNIMPLEMENTED: 501,
     grpc.StatusCode.DEADLINE_EXCEEDED: 504,
 }
+UNREACHABLE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)  # CANCELLED: by a server that stops
 # For requests to a model that the gateway has listed: NOT_FOUND then means that the model is being reloaded.
 INFER_STATUS = {code: status for code, status in STATUS.items() if code is not grpc.StatusCode.NOT_FOUND}
 
@@ -81,9 +83,13 @@ class Triton:
     async def ready(self) -> bool:
         """Return True if the server answers and is ready."""
         try:
-            answer = await self.stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=2)
-        except grpc.aio.AioRpcError:
+            return await self.reports_ready()
+        except ApiError:
             return False
+
+    async def reports_ready(self) -> bool:
+        """Return what the server says of itself. Raises ApiError if it does not answer."""
+        answer = await self._ask(self.stub.ServerReady, service_pb2.ServerReadyRequest(), READY_TIMEOUT_S)
         return bool(answer.ready)
 
     async def index(self) -> list[tuple[str, str]]:
@@ -218,8 +224,8 @@ class Triton:
             if status is not None:
                 raise ApiError(status, message, param="model" if status == 404 else None) from error
             known = _known_error(message)
-            if known is None and code is grpc.StatusCode.UNAVAILABLE:
-                known = unavailable(f"Triton at {self.url} does not answer: {message}")
+            if known is None and code in UNREACHABLE:
+                known = ServerUnreachable(f"Triton at {self.url} does not answer: {message}")
             raise known or ApiError(500, message) from error
 
 

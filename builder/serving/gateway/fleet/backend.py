@@ -1,0 +1,120 @@
+"""Send each request to one of several Tritons, and to another if that one fails before its first answer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from random import Random
+
+from tritonclient.grpc import service_pb2
+
+from builder.serving.gateway.backend import Backend, Metadata, StreamFunction, as_stream
+from builder.serving.gateway.errors import ApiError, unavailable
+from builder.serving.gateway.fleet.fleet_server import FleetServer
+from builder.serving.gateway.fleet.members import FleetMembers
+from builder.serving.gateway.fleet.request_work import RequestWork, encoding_work, generation_work
+from builder.serving.gateway.fleet.retry_budget import RetryBudget
+from builder.serving.gateway.fleet.routing import by_prefix, least_loaded
+from builder.serving.gateway.fleet.versions import holders_of
+from builder.serving.gateway.tensors import Outputs
+
+# Errors of a request that another server may answer: this one does not answer, lacks the model, or has a full queue.
+RETRYABLE = ("unavailable", "queue_full")
+log = logging.getLogger(__name__)
+
+
+class FleetBackend(Backend):
+    """Backend over the Tritons of `members`.
+
+    A request goes to a server that has its model loaded, in one version while it lasts: prompts that begin alike to the
+    same server, and other requests to the one with the least work.
+    """
+
+    def __init__(self, members: FleetMembers, random: Random | None = None) -> None:
+        self.members, self.random = members, random or Random()
+        self.budget = RetryBudget()
+
+    async def ready(self) -> bool:
+        """Return True if at least one server takes requests."""
+        return bool(self.members.accepting())
+
+    async def infer(self, request: service_pb2.ModelInferRequest, metadata: Metadata = ()) -> Outputs:
+        work = encoding_work(request)
+        async with aclosing(self._answers(request, metadata, work, _send_once)) as answers:
+            return await anext(answers)
+
+    def stream(self, request: service_pb2.ModelInferRequest, metadata: Metadata = ()) -> AsyncGenerator[Outputs, None]:
+        return self._answers(request, metadata, generation_work(request), _send_stream)
+
+    async def _answers(
+        self,
+        request: service_pb2.ModelInferRequest,
+        metadata: Metadata,
+        work: RequestWork,
+        send_to: Callable[[FleetServer], StreamFunction],
+    ) -> AsyncGenerator[Outputs, None]:
+        """Yield the answers of one server. A request whose answer has started is not sent again."""
+        model, requested_version = request.model_name, request.model_version
+        self.budget.add_request(self.members.now())
+        servers = self.members.accepting()
+        if not servers:
+            raise self.members.unavailable()
+        version, holders = holders_of(servers, model, requested_version)
+        if not holders:
+            raise self._not_loaded(model, version)
+        while True:
+            server, has_started = self._choose(model, holders, work), False
+            request.model_version = version
+            try:
+                with server.running(work) as running:
+                    async with aclosing(send_to(server)(request, metadata)) as answers:
+                        async for outputs in answers:
+                            if not has_started:
+                                has_started = True
+                                server.record_success(model)
+                            running.advance()
+                            yield outputs
+                return
+            except ApiError as error:
+                self._record_failure(server, model, error)
+                servers.remove(server)
+                version, holders = holders_of(servers, model, requested_version, version)
+                if has_started or not holders or not self._may_retry(error):
+                    raise
+                self.members.metrics.retries.labels(server.name).inc()
+            finally:
+                request.model_version = requested_version  # a canary sends the same request to another model
+
+    def _choose(self, model: str, holders: Sequence[FleetServer], work: RequestWork) -> FleetServer:
+        """Return a server to send a request to. If the model fails on all of them, the fault may not be theirs."""
+        now = self.members.now()
+        servers = [server for server in holders if server.is_healthy(model, now)] or holders
+        return by_prefix(work.prefix, servers) if work.prefix else least_loaded(servers, self.random)
+
+    def _record_failure(self, server: FleetServer, model: str, error: ApiError) -> None:
+        if server.record_failure(model, error, self.members.now()):
+            self.members.metrics.ejections.labels(server.name).inc()
+            log.warning("Triton at %s gets no requests for a while, since %s failed: %s", server.name, model, error)
+
+    def _may_retry(self, error: ApiError) -> bool:
+        """Return True if another server may answer, and the budget allows to ask it."""
+        if error.code not in RETRYABLE:
+            return False
+        is_allowed = self.budget.take_retry(self.members.now())
+        if not is_allowed:
+            self.members.metrics.refused_retries.inc()
+        return is_allowed
+
+    def _not_loaded(self, model: str, version: str) -> ApiError:
+        """Return the error for a model, or a version of it, that no server has loaded."""
+        what = f"version {version} of {model}" if version else model
+        return unavailable(f"no Triton that takes requests has {what} loaded: {self.members.describe()}")
+
+
+def _send_once(server: FleetServer) -> StreamFunction:
+    return as_stream(server.triton.infer)
+
+
+def _send_stream(server: FleetServer) -> StreamFunction:
+    return server.triton.stream

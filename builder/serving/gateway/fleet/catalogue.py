@@ -1,0 +1,77 @@
+"""Unite the models of all servers of a fleet, in the version that the fleet answers with."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from builder.serving.gateway.catalogue import Catalogue, ModelIndex
+from builder.serving.gateway.errors import ApiError, unavailable
+from builder.serving.gateway.fleet.members import FleetMembers
+from builder.serving.gateway.fleet.versions import holders_of
+from builder.serving.gateway.triton import Triton
+
+T = TypeVar("T")
+
+
+class FleetIndex(ModelIndex):
+    """Index of a fleet: what its servers have, and what any one of those that have a model says of it."""
+
+    def __init__(self, members: FleetMembers) -> None:
+        self.members = members
+
+    async def index(self) -> list[tuple[str, str]]:
+        """Return each model that a server has loaded, with the version to ask for. Raises ApiError."""
+        await self.members.read_versions()
+        servers = self.members.accepting()
+        names = sorted({name for server in servers for name in server.versions})
+        return [(name, holders_of(servers, name)[0]) for name in names]
+
+    async def repository_models(self) -> set[str]:
+        """Return the models of all repositories, ready or not. Raises ApiError if no server answers."""
+        servers = self.members.accepting()
+        calls = (server.triton.repository_models() for server in servers)
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        answers = [names for names in found if not isinstance(names, BaseException)]
+        if not answers:
+            raise self.members.unavailable()
+        return set().union(*answers)
+
+    async def config(self, name: str, version: str) -> Any:
+        """Return the ModelConfig of a model. Raises ApiError."""
+        return await self._first(name, version, lambda triton: triton.config(name, version))
+
+    async def hosted(self, front: str) -> str:
+        """Return hosted.json of a shared front, which is the same on every server that has the front."""
+        return await self._first(front, "", lambda triton: triton.hosted(front))
+
+    async def adapters(self, name: str, has_batch: bool) -> list[str]:
+        """Return the adapters of a generating model."""
+        return await self._first(name, "", lambda triton: triton.adapters(name, has_batch))
+
+    async def _first(self, name: str, version: str, ask: Callable[[Triton], Awaitable[T]]) -> T:
+        """Return the first answer of the servers that have a model loaded. Raises the last one's ApiError."""
+        error = unavailable(f"no Triton that takes requests has {name} loaded")
+        for server in holders_of(self.members.accepting(), name, version)[1]:
+            try:
+                return await ask(server.triton)
+            except ApiError as refusal:
+                error = refusal
+        raise error
+
+
+class FleetCatalogue(Catalogue):
+    """Models of a fleet. A candidate has to be loaded wherever its model is, or only some servers would answer."""
+
+    def __init__(self, members: FleetMembers) -> None:
+        super().__init__(FleetIndex(members))
+        self.members = members
+
+    async def require_candidate(self, name: str, of: str) -> None:
+        """Raise ApiError unless the candidate `name` is loaded on every server that has the model `of`."""
+        await super().require_candidate(name, of)
+        lacking = [s.name for s in self.members.accepting() if of in s.versions and name not in s.versions]
+        if lacking:
+            message = f"{name} is not loaded on {', '.join(lacking)}; load it on every Triton that has {of}"
+            raise ApiError(409, message, param="candidate")

@@ -1,0 +1,118 @@
+"""Keep the state of one Triton of a fleet: its readiness, its models, its running work, and its failures."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from builder.serving.gateway.errors import ApiError, ServerUnreachable
+from builder.serving.gateway.fleet.health import Health
+from builder.serving.gateway.fleet.request_work import RequestWork
+from builder.serving.gateway.triton import Triton
+
+CHECK_TIMEOUT_S = 2.0
+MISSED_CHECKS = 3  # in a row, after which a server is not ready; a busy one may miss one
+SERVER_FAULTS = (500, 503)  # statuses of an answer that may be the fault of the server rather than of the request
+
+
+class RunningWork:
+    """Work of a running request that is not answered yet."""
+
+    def __init__(self, server: FleetServer, work: RequestWork) -> None:
+        self.server, self.prompt, self.answer = server, work.prompt, work.answer
+
+    def advance(self) -> None:
+        """Record a piece of the answer: the prompt is read, and about one token less is left."""
+        done = self.prompt + (self.answer > 0)
+        self.server.work -= done
+        self.prompt, self.answer = 0, max(0, self.answer - 1)
+
+
+class FleetServer:
+    """One Triton, at the address `name`. Readiness is what its last check said; requests say whether it works.
+
+    `versions`: the loaded versions of each model. `failing_models`: the health of each model on this server.
+    """
+
+    def __init__(self, name: str, triton: Triton) -> None:
+        self.name, self.triton = name, triton
+        self.work = 0  # tokens
+        self.requests = 0
+        self.versions: Mapping[str, Sequence[str]] = {}
+        self.is_ready = False
+        self.is_leaving = False  # its address is gone: it only finishes running requests
+        self.missed_checks = 0
+        self.health = Health()
+        self.model_health: defaultdict[str, Health] = defaultdict(Health)
+
+    @property
+    def models(self) -> int:
+        """Number of loaded models."""
+        return len(self.versions)
+
+    @property
+    def accepts_requests(self) -> bool:
+        return self.is_ready and not self.is_leaving
+
+    def is_healthy(self, model: str, now: float) -> bool:
+        """Return True unless requests failed, to the server or to this model on it."""
+        model_health = self.model_health.get(model)
+        return not (self.health.is_ejected(now) or (model_health is not None and model_health.is_ejected(now)))
+
+    def state(self, now: float) -> str:
+        """Return why it takes no requests, for messages; "ready" if it does."""
+        if self.is_leaving:
+            return "draining"
+        if self.health.is_ejected(now):
+            return f"ejected for {self.health.backoff.due - now:.0f} s"
+        return "ready" if self.is_ready else "not ready"
+
+    @contextmanager
+    def running(self, work: RequestWork) -> Iterator[RunningWork]:
+        """Count a request while it runs."""
+        running = RunningWork(self, work)
+        self.work += running.prompt + running.answer
+        self.requests += 1
+        try:
+            yield running
+        finally:
+            self.work -= running.prompt + running.answer
+            self.requests -= 1
+
+    def record_success(self, model: str) -> None:
+        self.health.record_success()
+        self.model_health[model].record_success()
+
+    def record_failure(self, model: str, error: ApiError, now: float) -> bool:
+        """Record a failed request. Return True if it ejects the server or, where it had answered, the model.
+
+        A server that is ejected has to pass a check before it returns.
+        """
+        if isinstance(error, ServerUnreachable):
+            if self.health.record_failure(now):
+                self.is_ready = False
+                return True
+            return False
+        has_answered = model in self.model_health
+        return error.status in SERVER_FAULTS and has_answered and self.model_health[model].record_failure(now)
+
+    async def check(self) -> None:
+        """Ask whether the server is ready, and what it has loaded. It keeps its state if it misses a few checks."""
+        try:
+            async with asyncio.timeout(CHECK_TIMEOUT_S):
+                self.is_ready = await self.triton.reports_ready()
+                await self.read_versions()
+            self.missed_checks = 0
+        except (ApiError, TimeoutError):
+            self.missed_checks += 1
+            if self.missed_checks >= MISSED_CHECKS:
+                self.is_ready = False
+
+    async def read_versions(self) -> None:
+        """Read which models are loaded. Raises ApiError."""
+        versions: dict[str, list[str]] = {}
+        for name, version in await self.triton.index():
+            versions.setdefault(name, []).append(version)
+        self.versions = versions

@@ -1,0 +1,41 @@
+"""Record the Prometheus metrics of each server of a fleet."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from builder.serving.gateway.fleet.fleet_server import FleetServer
+
+LABELS = ("server",)
+
+
+class FleetMetrics:
+    """Metrics by server; those of a server that left are removed."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, description: str, labels: tuple[str, ...] = LABELS) -> Counter:
+            return Counter(f"build_repo_gateway_{name}", description, labels, registry=registry)
+
+        def gauge(name: str, description: str) -> Gauge:
+            return Gauge(f"build_repo_gateway_{name}", description, LABELS, registry=registry)
+
+        self.accepting = gauge("server_accepting", "1 if the server takes new requests, otherwise 0")
+        self.requests = gauge("server_requests", "Requests that run on the server")
+        self.work = gauge("server_work_tokens", "Tokens of these requests that are not read or generated yet, at most")
+        self.models = gauge("server_models", "Models that the server has loaded")
+        self.ejections = counter("server_ejections", "Times that failed requests ejected the server, or a model on it")
+        self.retries = counter("server_retries", "Requests that failed on the server and were sent to another")
+        self.refused_retries = counter("refused_retries", "Requests not sent again, for lack of a budget", ())
+
+    def add(self, server: FleetServer) -> None:
+        """Publish the metrics of a server, read when they are collected."""
+        self.accepting.labels(server.name).set_function(lambda: server.accepts_requests)
+        self.requests.labels(server.name).set_function(lambda: server.requests)
+        self.work.labels(server.name).set_function(lambda: server.work)
+        self.models.labels(server.name).set_function(lambda: server.models)
+        for metric in (self.ejections, self.retries):
+            metric.labels(server.name)
+
+    def remove(self, server: FleetServer) -> None:
+        for metric in (self.accepting, self.requests, self.work, self.models, self.ejections, self.retries):
+            metric.remove(server.name)

@@ -1,0 +1,59 @@
+"""Estimate the work of a request, and find the beginning of its prompt, without a tokenizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tritonclient.grpc import service_pb2
+
+from builder.runtime.generation.adapter_files import ADAPTER
+from builder.serving.gateway.tensors import LENGTH
+
+BYTES_PER_TOKEN = 4  # of text, about; exact for token ids, which are INT32
+DEFAULT_ANSWER_TOKENS = 256  # of a generated answer whose length the request does not limit
+PREFIX_BYTES = 256  # two blocks of 32 tokens of a cache
+PROMPTS = ("text_input", "messages", "input_ids")
+
+
+@dataclass(frozen=True)
+class RequestWork:
+    """Work of a request in tokens: of its inputs, and of its answer at most.
+
+    `prefix` identifies the model, its adapter and the beginning of the prompt; empty if the prompt is too short to
+    share blocks of a cache.
+    """
+
+    prompt: int
+    answer: int = 0
+    prefix: bytes = b""
+
+
+def encoding_work(request: service_pb2.ModelInferRequest) -> RequestWork:
+    """Return the work of a request that is answered once, such as an embedding."""
+    return RequestWork(_input_tokens(request))
+
+
+def generation_work(request: service_pb2.ModelInferRequest) -> RequestWork:
+    """Return the work of a request to a model that generates."""
+    inputs = {tensor.name: raw for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=False)}
+    length = _whole_number(inputs.get("max_tokens"), DEFAULT_ANSWER_TOKENS)
+    answers = _whole_number(inputs.get("n"), 1)
+    prompt = next((inputs[name] for name in PROMPTS if name in inputs), b"")
+    prefix = b""
+    if len(prompt) >= LENGTH.size + PREFIX_BYTES:
+        adapter = inputs.get(ADAPTER.name, b"")
+        prefix = request.model_name.encode() + b"\0" + adapter + b"\0" + _beginning(prompt)
+    return RequestWork(_input_tokens(request), max(0, length) * max(1, answers), prefix)
+
+
+def _input_tokens(request: service_pb2.ModelInferRequest) -> int:
+    return 1 + sum(map(len, request.raw_input_contents)) // BYTES_PER_TOKEN
+
+
+def _beginning(prompt: bytes) -> bytes:
+    """Return the first bytes after a text's length, which differs between prompts that begin alike."""
+    return prompt[LENGTH.size : LENGTH.size + PREFIX_BYTES]
+
+
+def _whole_number(raw: bytes | None, default: int) -> int:
+    return default if not raw else int.from_bytes(raw[:4], "little", signed=True)

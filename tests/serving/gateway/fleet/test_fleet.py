@@ -1,0 +1,269 @@
+"""A gateway over several Tritons: routing, failures, draining and versions, over real gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from builder.serving.gateway.errors import ApiError
+from builder.serving.gateway.fleet import members as members_module
+from builder.serving.gateway.fleet.catalogue import FleetCatalogue
+from tests.serving.gateway.asgi import Answer, ask
+from tests.serving.gateway.fleet.servers import Fleet, FleetTriton, fleet
+from tests.serving.gateway.requests import CHAT
+
+EMBEDDING = {"model": "embeds", "input": "abc"}
+
+
+def _run(scenario: Callable[[Fleet], Awaitable[None]], *tritons: FleetTriton) -> None:
+    async def run() -> None:
+        async with asyncio.timeout(60), fleet(*tritons) as running:
+            await scenario(running)
+
+    asyncio.run(run())
+
+
+async def embed(running: Fleet, text: str = "abc") -> Answer:
+    return await ask(running.app, "/v1/embeddings", {**EMBEDDING, "input": text})
+
+
+def test_every_server_of_a_list_answers() -> None:
+    """Regression: a list was passed to gRPC as one name, and every request failed."""
+
+    async def scenario(running: Fleet) -> None:
+        answers = [await embed(running) for _ in range(40)]
+        assert {answer.status for answer in answers} == {200}
+        counts = [len(triton.answered) for triton in running.tritons]
+        assert sum(counts) == 40
+        assert min(counts) > 5, "chance decides between idle servers"
+
+    _run(scenario, FleetTriton(), FleetTriton())
+
+
+def test_models_of_all_servers_are_listed() -> None:
+    async def scenario(running: Fleet) -> None:
+        models = (await ask(running.app, "/v1/models")).json["data"]
+        assert [model["id"] for model in models] == ["embeds", "ranks", "writes"]
+        assert (await embed(running)).status == 200
+        assert running.tritons[1].requests == []
+        assert (await ask(running.app, "/v1/models/none")).status == 404
+
+    _run(scenario, FleetTriton({"embeds": ("1",), "writes": ("1",)}), FleetTriton({"ranks": ("1",), "writes": ("1",)}))
+
+
+def test_requests_avoid_a_slow_server() -> None:
+    async def scenario(running: Fleet) -> None:
+        async def client() -> None:
+            for _ in range(10):
+                assert (await embed(running)).status == 200
+
+        await asyncio.gather(*(client() for _ in range(8)))
+        slow, fast = (len(triton.answered) for triton in running.tritons)
+        assert slow < fast / 2, (slow, fast)
+
+    _run(scenario, FleetTriton(delay_s=0.1), FleetTriton(delay_s=0.01))
+
+
+def test_killed_server_fails_no_request() -> None:
+    """Its running requests are sent to another server, and it gets no more until it has passed a check."""
+
+    async def scenario(running: Fleet) -> None:
+        running.tritons[0].open.clear()
+        asking = [asyncio.ensure_future(embed(running)) for _ in range(30)]
+        while not running.tritons[0].requests or len(running.tritons[1].answered) < 10:
+            await asyncio.sleep(0.01)
+        await running.kill(0)
+        assert {answer.status for answer in await asyncio.gather(*asking)} == {200}
+        for _ in range(10):
+            assert (await embed(running)).status == 200
+        seen = len(running.tritons[0].requests)
+        running.tritons[0].open.set()
+        await running.start(0)
+        server = running.members.servers[running.addresses[0]]
+        assert not server.accepts_requests, "it was ejected and not checked since"
+        while not (server.accepts_requests and server.is_healthy("embeds", running.members.now())):
+            await running.members.check()
+            await asyncio.sleep(0.05)
+        await asyncio.gather(*(embed(running) for _ in range(20)))
+        assert len(running.tritons[0].requests) > seen
+        text = (await ask(running.app, "/metrics")).pieces[0].decode()
+        assert f'server_ejections_total{{server="{running.addresses[0]}"}} 1.0' in text
+        assert f'server_requests{{server="{running.addresses[0]}"}} 0.0' in text
+
+    _run(scenario, FleetTriton(), FleetTriton())
+
+
+def test_stream_moves_before_its_first_piece_only() -> None:
+    async def scenario(running: Fleet) -> None:
+        broken, other = running.tritons
+        running.members.servers[running.addresses[1]].work += 1000  # so that the other one is chosen
+        broken.broken_after = 0
+        answer = await ask(running.app, "/v1/chat/completions", {**CHAT, "stream": True})
+        assert answer.events[-1] == "[DONE]"
+        assert other.answered == [("writes", "1")]
+        broken.broken_after = 1
+        answer = await ask(running.app, "/v1/chat/completions", {**CHAT, "stream": True})
+        assert answer.events[-1]["error"]["code"] == "unavailable"
+        assert len(other.answered) == 1
+
+    _run(scenario, FleetTriton(), FleetTriton())
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(ApiError(429, "Exceeds maximum queue size"), 200), (ApiError(500, "it is broken"), 500)],
+)
+def test_only_failures_of_a_server_are_sent_to_another(error: ApiError, status: int) -> None:
+    """A full queue is retried, an error of the model is not: it may be the request's fault."""
+
+    async def scenario(running: Fleet) -> None:
+        running.members.servers[running.addresses[1]].work += 1000
+        running.tritons[0].error = error
+        assert (await embed(running)).status == status
+        assert len(running.tritons[1].answered) == (status == 200)
+
+    _run(scenario, FleetTriton(), FleetTriton())
+
+
+def test_retries_stop_at_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(running: Fleet) -> None:
+        for triton in running.tritons:
+            triton.error = ApiError(429, "Exceeds maximum queue size")
+        monkeypatch.setattr(running.members, "now", lambda: 0.0)
+        answers = [await embed(running) for _ in range(200)]
+        assert {answer.status for answer in answers} == {429}
+        sent = sum(len(triton.requests) for triton in running.tritons)
+        assert sent == 200 + 100 + 40 - 1, "the reserve, and a fifth of the requests, of which the first found it full"
+
+    _run(scenario, FleetTriton(), FleetTriton())
+
+
+def test_model_that_fails_on_one_server_is_asked_elsewhere() -> None:
+    async def scenario(running: Fleet) -> None:
+        for _ in range(20):
+            assert (await embed(running)).status == 200
+        running.tritons[0].error = ApiError(500, "it is broken")
+        statuses = Counter([(await embed(running)).status for _ in range(40)])
+        assert statuses[500] == 3
+        assert (await ask(running.app, "/predict", {"inputs": "a"})).status in (200, 500), "other models are asked"
+
+    _run(scenario, FleetTriton(), FleetTriton())
+
+
+def test_draining_server_finishes_its_requests() -> None:
+    async def scenario(running: Fleet) -> None:
+        first, second = running.tritons
+        first.open.clear()
+        asking = asyncio.gather(*(embed(running) for _ in range(6)))
+        while len(first.requests) < 3:
+            await asyncio.sleep(0.01)
+        first.is_ready = False
+        await running.members.check()
+        seen = len(first.requests)
+        for _ in range(10):
+            assert (await embed(running)).status == 200
+        assert len(first.requests) == seen
+        first.open.set()
+        assert {answer.status for answer in await asking} == {200}
+        second.is_ready = False
+        await running.members.check()
+        assert (await ask(running.app, "/health/ready")).status == 503
+        refused = await embed(running)
+        assert refused.status == 503
+        assert f"{running.addresses[0]} (not ready)" in refused.error["message"]
+
+    _run(scenario, FleetTriton(), FleetTriton())
+
+
+def test_address_that_disappears_is_drained_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(running: Fleet) -> None:
+        addresses = list(running.addresses)
+
+        async def resolve(targets: object) -> list[str]:
+            return addresses
+
+        monkeypatch.setattr(members_module, "resolve", resolve)
+        running.tritons[0].open.clear()
+        asking = asyncio.gather(*(embed(running) for _ in range(6)))
+        while not running.tritons[0].requests:
+            await asyncio.sleep(0.01)
+        leaving = addresses.pop(0)
+        await running.members.update()
+        assert leaving in running.members.servers
+        running.tritons[0].open.set()
+        assert {answer.status for answer in await asking} == {200}
+        await running.members.update()
+        assert list(running.members.servers) == addresses
+        assert leaving not in (await ask(running.app, "/metrics")).pieces[0].decode()
+        addresses.append(leaving)
+        await running.members.update()
+        await asyncio.gather(*(embed(running) for _ in range(20)))
+        assert len(running.members.accepting()) == 2
+
+    _run(scenario, FleetTriton(), FleetTriton())
+
+
+def test_fleet_answers_with_one_version_during_a_rollout() -> None:
+    """The version that most servers have; the new one once as many have it."""
+
+    async def scenario(running: Fleet) -> None:
+        versions: list[set[str]] = []
+        for number in range(3):
+            await running.members.check()
+            await asyncio.gather(*(embed(running) for _ in range(12)))
+            versions.append({version for t in running.tritons for _, version in t.answered})
+            for triton in running.tritons:
+                triton.answered.clear()
+            running.tritons[number].versions["embeds"] = ("2",)
+        assert versions == [{"1"}, {"1"}, {"2"}]
+
+    _run(scenario, *(FleetTriton({"embeds": ("1",)}) for _ in range(4)))
+
+
+def test_version_that_is_gone_is_replaced_before_the_answer() -> None:
+    """A rollout loses nothing, although what the gateway knows is a second old."""
+
+    async def scenario(running: Fleet) -> None:
+        running.tritons[0].versions["embeds"] = ("2",)
+        answers = [await embed(running) for _ in range(10)]
+        assert {answer.status for answer in answers} == {200}
+
+    _run(scenario, *(FleetTriton({"embeds": ("1",)}) for _ in range(2)))
+
+
+def test_prompts_that_begin_alike_go_to_one_server() -> None:
+    async def scenario(running: Fleet) -> None:
+        for topic in range(8):
+            opening = f"{topic} " * 200
+            for turn in range(3):
+                body = {**CHAT, "messages": [{"role": "user", "content": f"{opening} {turn}"}]}
+                assert (await ask(running.app, "/v1/chat/completions", body)).status == 200
+            counts = [len(triton.answered) for triton in running.tritons]
+            assert sorted(counts)[-1] == 3, "the three turns of a conversation"
+            used.add(counts.index(3))
+            for triton in running.tritons:
+                triton.answered.clear()
+        assert len(used) > 1, "other conversations go elsewhere"
+
+    used: set[int] = set()
+    _run(scenario, FleetTriton(), FleetTriton(), FleetTriton())
+
+
+def test_candidate_has_to_be_loaded_on_every_server() -> None:
+    """Otherwise a few servers would answer the share of all."""
+
+    async def scenario(running: Fleet) -> None:
+        models = FleetCatalogue(running.members)
+        await models.require_candidate("embeds_next", "embeds")
+        running.tritons[1].versions.pop("embeds_next")
+        await running.members.check()
+        with pytest.raises(ApiError) as refused:
+            await models.require_candidate("embeds_next", "embeds")
+        assert refused.value.status == 409
+        assert running.addresses[1] in refused.value.message
+
+    versions = {"embeds": ("1",), "embeds_next": ("2",)}
+    _run(scenario, *(FleetTriton(versions, candidates={"embeds_next": "embeds"}) for _ in range(2)))

@@ -1,0 +1,102 @@
+"""Routing as pure functions: balance, agreement of gateways, and little movement when servers come and go."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from builder.serving.gateway.fleet.routing import BALANCE, BATCHED_TOKENS, by_prefix, least_loaded
+from builder.serving.gateway.fleet.versions import holders_of, serving_version
+
+
+@dataclass
+class Server:
+    name: str
+    work: int = 0
+    requests: int = 0
+
+
+def _servers(loads: Sequence[int]) -> list[Server]:
+    return [Server(f"10.0.0.{number}:8001", load, load // 100) for number, load in enumerate(loads)]
+
+
+LOADS = st.lists(st.integers(0, 20_000), min_size=1, max_size=12)
+KEYS = st.binary(min_size=1, max_size=40)
+
+
+@given(LOADS, st.integers(0, 1000))
+def test_least_loaded_has_the_least_work(loads: list[int], seed: int) -> None:
+    assert least_loaded(_servers(loads), Random(seed)).work == min(loads)
+
+
+def test_least_loaded_prefers_fewer_requests_among_equals() -> None:
+    servers = [Server("a", 10, requests=3), Server("b", 10, requests=1), Server("c", 11)]
+    assert {least_loaded(servers, Random(seed)).name for seed in range(20)} == {"b"}
+
+
+@given(LOADS, KEYS)
+def test_prefix_never_goes_to_a_server_above_its_share(loads: list[int], key: bytes) -> None:
+    limit = BALANCE * sum(loads) / len(loads) + BATCHED_TOKENS
+    assert by_prefix(key, _servers(loads)).work <= limit
+
+
+@given(st.lists(st.tuples(KEYS, st.integers(1, 4000)), min_size=1, max_size=200), st.integers(1, 10))
+def test_work_by_prefix_is_bounded(requests: list[tuple[bytes, int]], count: int) -> None:
+    """However many prompts begin alike: no server has more than its share, a batch, and the last request."""
+    servers = _servers([0] * count)
+    for key, work in requests:
+        by_prefix(key, servers).work += work
+    total, largest = sum(work for _, work in requests), max(work for _, work in requests)
+    assert max(server.work for server in servers) <= BALANCE * total / count + BATCHED_TOKENS + largest
+
+
+@given(LOADS, KEYS, st.randoms(use_true_random=False))
+def test_gateways_agree_in_any_order(loads: list[int], key: bytes, random: Random) -> None:
+    """A second gateway lists the servers in another order, and knows other small amounts of work."""
+    servers = _servers([load % BATCHED_TOKENS for load in loads])
+    others = _servers([(7 * load) % BATCHED_TOKENS for load in loads])
+    random.shuffle(others)
+    assert by_prefix(key, servers).name == by_prefix(key, others).name
+
+
+@given(st.integers(2, 12), st.integers(0, 11))
+def test_server_that_leaves_moves_only_its_keys(count: int, leaving: int) -> None:
+    servers = _servers([0] * count)
+    left = [server for server in servers if server is not servers[leaving % count]]
+    keys = [f"key {number}".encode() for number in range(100)]
+    for key in keys:
+        before = by_prefix(key, servers)
+        if before in left:
+            assert by_prefix(key, left) is before
+
+
+def test_keys_are_spread_evenly() -> None:
+    servers = _servers([0] * 10)
+    counts = Counter(by_prefix(f"key {number}".encode(), servers).name for number in range(5000))
+    assert len(counts) == 10
+    assert max(counts.values()) < 1.2 * 500
+
+
+@dataclass(frozen=True)
+class Loaded:
+    versions: dict[str, tuple[str, ...]]
+
+
+def test_version_is_that_of_most_servers_and_the_newest_of_equals() -> None:
+    assert serving_version([("1",), ("1",), ("2",)]) == "1"
+    assert serving_version([("9",), ("10",)]) == "10"
+    assert serving_version([("1", "2"), ("2",)]) == "2"
+    assert serving_version([]) == ""
+
+
+def test_retry_keeps_its_version_while_a_server_has_it() -> None:
+    servers = [Loaded({"a": ("1",)}), Loaded({"a": ("2",)}), Loaded({"a": ("2",)}), Loaded({})]
+    assert holders_of(servers, "a") == ("2", servers[1:3])
+    assert holders_of(servers, "a", before="1") == ("1", servers[:1])
+    assert holders_of(servers, "a", before="3") == ("2", servers[1:3])
+    assert holders_of(servers, "a", requested="3") == ("3", [])
