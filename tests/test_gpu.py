@@ -17,7 +17,7 @@ from builder.common.errors import SpecError
 from builder.common.releases import GPU_WHEELS, RELEASES, GpuWheel
 from builder.engines.cuda import refuse_head_sizes, refuse_wheel, refuse_windows
 from builder.engines.decoding import engine_of
-from builder.engines.gpu import refuse_card, refuse_size
+from builder.engines.gpu import SERVER_ON_CARD, refuse_card, refuse_size
 from builder.graphs.onnx.graph import Graph
 from builder.options import Gpu, make_spec
 from scripts.gpu_architectures import CONTAINER, IMAGE, MAGIC, PTX, images_in
@@ -70,14 +70,17 @@ def test_card_is_set_on_the_command_line_and_in_the_file() -> None:
 
 
 def test_refuse_size_limits_memory_to_that_of_the_card() -> None:
-    refuse_size(Gpu(), 10**15, "they", "use less")
+    refuse_size(Gpu(), 10**15, "they", "use less", in_process=True)
     spec = make_spec(model="x", target="cuda", gpu="t4")
-    refuse_size(spec.gpu, 13 << 30, "they", "use less")
-    with pytest.raises(SpecError, match=r"the cache need 16\.1 GB and t4 has room for 14\.5 GB; use less"):
-        refuse_size(spec.gpu, 15 << 30, "the cache", "use less")
+    room = int(0.9 * (15360 << 20)) - SERVER_ON_CARD
+    refuse_size(spec.gpu, room - (1 << 20), "they", "use less", in_process=False)
+    with pytest.raises(SpecError, match=r"the cache need 13\.8 GB and t4 has room for 13\.1 GB; use less"):
+        refuse_size(spec.gpu, room - (1 << 20), "the cache", "use less", in_process=True)
+    with pytest.raises(SpecError, match=r"t4 has room for 13\.8 GB"):
+        refuse_size(spec.gpu, room + (2 << 20), "the cache", "use less", in_process=False)
     limited = make_spec(model="x", target="cuda", gpu={"card": "h100", "memory_limit_mb": 2048})
     with pytest.raises(SpecError, match=r"has room for 2\.1 GB"):
-        refuse_size(limited.gpu, 3 << 30, "they", "use less")
+        refuse_size(limited.gpu, 3 << 30, "they", "use less", in_process=True)
 
 
 def test_cuda_refuses_heads_and_windows_without_a_kernel(tmp_path: Path) -> None:

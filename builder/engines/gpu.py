@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from builder.options import BuildSpec, Gpu
 
 HEADROOM = 0.9  # of a card's memory: CUDA and a step need the rest
+# Bytes of a card that CUDA takes in each process with all of its kernels; 287 MB if they are loaded when they are
+# needed, CUDA's default on Linux since 12.2 (PyTorch, pull request 86509)
+CONTEXT = 667_000_000
+SERVER_ON_CARD = CONTEXT + (64 << 20)  # with Triton's memory pool (--cuda-memory-pool-byte-size)
 QUERY = ("nvidia-smi", "--query-gpu=name,compute_cap,memory.total", "--format=csv,noheader,nounits")
 CUDA_13 = ("7.5", "CUDA 13.0 release notes")  # without Maxwell, Pascal and Volta
 
@@ -47,11 +51,16 @@ def refuse_card(options: BuildSpec, runs: str) -> None:
         )
 
 
-def refuse_size(gpu: Gpu, needs: int, parts: str, advice: str) -> None:
-    """Raise SpecError if `needs` bytes, which are `parts`, do not fit into the card or its memory limit."""
+def refuse_size(gpu: Gpu, needs: int, parts: str, advice: str, in_process: bool) -> None:
+    """Raise SpecError if `needs` bytes, which are `parts`, do not fit into the card or its memory limit.
+
+    On the card they are beside the server and, `in_process`, the CUDA context of the model's own process, which the
+    limit of ONNX Runtime's arena does not count.
+    """
     limit = gpu.memory_limit_mb
     if gpu.card is not None:
-        of_card = int(CARDS[gpu.card].memory_mb * HEADROOM)
+        beside = SERVER_ON_CARD + (CONTEXT if in_process else 0)
+        of_card = int(CARDS[gpu.card].memory_mb * HEADROOM) - (beside >> 20)
         limit = of_card if limit is None else min(limit, of_card)
     if limit is not None and needs > limit << 20:
         raise SpecError(

@@ -99,7 +99,7 @@ class CudaDecoding(OnnxRuntimeDecoding):
             parts = f"weights and a cache of {self.spec.slots} slots of {length} tokens"
             lower = "--slots or --max-length"
         needs = cache + weights // SMALLER[self.spec.precision]
-        refuse_size(self.spec.gpu, needs, parts, f"lower {lower}")
+        refuse_size(self.spec.gpu, needs, parts, f"lower {lower}", self._in_process)
         return ReservedMemory(cache, weights)
 
     @property

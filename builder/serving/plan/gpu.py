@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from builder.common.errors import SpecError
 from builder.common.memory import BYTES_PER_VALUE, cache_bytes
 from builder.engines import graph_engine
-from builder.engines.gpu import HEADROOM, refuse_card
+from builder.engines.gpu import CONTEXT, HEADROOM, SERVER_ON_CARD, refuse_card
 from builder.options import BuildSpec, Card, Load
 from builder.serving.plan.encoder import response_cache
 from builder.serving.plan.generating import slot_length
-from builder.serving.plan.lines import CONTEXT, SERVER_ON_CARD, ModelPlan, PlanLine, megabytes, memory_lines
+from builder.serving.plan.lines import ModelPlan, PlanLine, megabytes, memory_lines
 from builder.serving.plan.needs import ModelNeeds
 
 

@@ -6,16 +6,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from builder.engines.gpu import SERVER_ON_CARD
+
 # Bytes of a process with Python, numpy, tokenizers and ONNX Runtime, measured on the embedded server
 PROCESS = 84_000_000
 REGION = 1 << 20  # python_backend, README: shm-default-byte-size
 SHARED_MEMORY_LEAST = 256 << 20  # minimum that `build-repo serve` requires
 SHARED_MEMORY_STEP = 64 << 20  # /dev/shm is rounded up to a multiple of this
 SERVER = 125_000_000  # bytes of tritonserver (measured: 34 to 83 MB) and of its liveness model (23 MB)
-# Bytes of a card that CUDA takes in each process with all of its kernels; 287 MB if they are loaded when they are
-# needed, CUDA's default on Linux since 12.2 (PyTorch, pull request 86509)
-CONTEXT = 667_000_000
-SERVER_ON_CARD = CONTEXT + (64 << 20)  # with Triton's memory pool (--cuda-memory-pool-byte-size)
 
 
 @dataclass(frozen=True)

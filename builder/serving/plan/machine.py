@@ -10,14 +10,13 @@ from pathlib import Path
 import yaml
 
 from builder.common.errors import SpecError
-from builder.engines.gpu import HEADROOM
+from builder.engines.gpu import HEADROOM, SERVER_ON_CARD
 from builder.options import BuildSpec, Capacity, Load, Machine
 from builder.repository.layout.encoder import queue_limits
 from builder.serving.plan.encoder import plan_encoder
 from builder.serving.plan.generating import plan_generating
 from builder.serving.plan.gpu import plan_on_gpu
 from builder.serving.plan.lines import (
-    SERVER_ON_CARD,
     SHARED_MEMORY_STEP,
     ModelPlan,
     PlanLine,

@@ -16,7 +16,7 @@ from builder.clusters.deploy.contents import as_built, as_planned
 from builder.clusters.deploy.pod import pod
 from builder.common.errors import SpecError
 from builder.common.memory import cache_bytes
-from builder.engines.gpu import HEADROOM
+from builder.engines.gpu import CONTEXT, HEADROOM, SERVER_ON_CARD
 from builder.options import BuildSpec, Card, make_spec
 from builder.repository.config.render import render
 from builder.repository.layout.encoder import lay_out, serving_document
@@ -24,7 +24,7 @@ from builder.runtime.contract import LayerShape
 from builder.runtime.fields import Field
 from builder.serving.plan import machine
 from builder.serving.plan.gpu import plan_on_gpu, usable_bytes
-from builder.serving.plan.lines import CONTEXT, SERVER_ON_CARD, ModelPlan
+from builder.serving.plan.lines import ModelPlan
 from builder.serving.plan.needs import ModelNeeds, needs_of
 from builder.serving.plan.pods import Pod, PodSize
 from tests.clusters.deploy.deployments import ON_GPU, WITH_GPU

@@ -172,7 +172,8 @@ class Encoder:
         quantised = candidates.variant(chosen.option, chosen.left_alone)
         if spec.target != "cpu":
             weights = f"the weights of {spec.instances} instances"
-            refuse_size(spec.gpu, quantised.graph.size * spec.instances, weights, "use fewer --instances")
+            size = quantised.graph.size * spec.instances
+            refuse_size(spec.gpu, size, weights, "use fewer --instances", spec.in_process)
         variants = (pytorch, exact.measured, *(one for one in selection.tried if one.name != exact.measured.name))
         quality, is_cacheable = candidates.qualities[chosen.measured.name], self._fp32.is_final(exact.mapped)
         return SelectedEncoder(exact, selection, quantised, quality, variants, threshold, pruned, is_cacheable)
