@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from builder.common.errors import RepositoryError
 from builder.repository.stores.store import Blob, Manifest, Store
@@ -36,9 +37,9 @@ def audit(store: Store) -> Audit:
         for blob in set(manifest.files.values()):
             users.setdefault(blob, []).append(f"{manifest.name}@{manifest.version}")
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for blob, problem in zip(users, pool.map(store.problem, users), strict=True):
+        for blob, problem in zip(users, pool.map(partial(_problem, store), users), strict=True):
             if problem is not None:
-                problems.append(f"the blob {blob.sha256} {problem}; push again with --verify: {', '.join(users[blob])}")
+                problems.append(f"{problem}: {', '.join(users[blob])}")
     return Audit(tuple(problems), len(manifests), _unnamed(store, manifests))
 
 
@@ -67,6 +68,15 @@ def _manifests(store: Store) -> tuple[list[Manifest], list[str]]:
             except RepositoryError as error:
                 problems.append(str(error))
     return manifests, problems
+
+
+def _problem(store: Store, blob: Blob) -> str | None:
+    """Return what is wrong with a blob and what to do, for the versions that need it; None if nothing is wrong."""
+    try:
+        problem = store.problem(blob)
+    except RepositoryError as error:  # one that the store refuses to read does not hide the others
+        return f"{error}; needed by"
+    return None if problem is None else f"the blob {blob.sha256} {problem}; push again with --verify"
 
 
 def _unnamed(store: Store, manifests: list[Manifest]) -> tuple[Blob, ...]:

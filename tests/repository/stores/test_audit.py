@@ -9,7 +9,7 @@ import pytest
 from builder.cli import main
 from builder.common.errors import RepositoryError
 from builder.repository.stores.audit import audit, collect
-from builder.repository.stores.store import Store, open_store
+from builder.repository.stores.store import Blob, Store, open_store
 from builder.repository.stores.transfer import push
 from tests.repository.stores.versions import publish_version
 
@@ -52,6 +52,25 @@ def test_audit_names_damaged_and_missing_blobs_with_their_versions(pushed: Store
     assert problems[0].endswith(": front@2")
     assert f"{shared.name} is not what its name says" in problems[1]
     assert problems[1].endswith(": front@1, front@2")
+
+
+def test_audit_continues_after_a_blob_that_cannot_be_read(pushed: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: the first one ended the audit, and damaged blobs after it were not found."""
+    damaged = _file_of(pushed, 1, "front_model/1/weights")
+    damaged.write_bytes(b"1" + bytes(4999))
+    refused, problem = _file_of(pushed, 2, "front/2/model.py"), Store.problem
+
+    def refusing(store: Store, blob: Blob) -> str | None:
+        if blob.sha256 == refused.name:
+            raise RepositoryError(f"{store.url}: {refused} could not be read (Input/output error); try again")
+        return problem(store, blob)
+
+    monkeypatch.setattr(Store, "problem", refusing)
+    problems = sorted(audit(pushed).problems, key=lambda text: damaged.name in text)
+    assert len(problems) == 2
+    assert "Input/output error" in problems[0]
+    assert problems[0].endswith(": front@2")
+    assert f"{damaged.name} is not what its name says" in problems[1]
 
 
 def test_audit_refuses_a_store_without_versions(pushed: Store) -> None:
