@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from builder.clusters.fleet.executor import BuildOutcome, BuildProgress
 from builder.clusters.fleet.plan import FleetPlan
@@ -41,10 +42,11 @@ class LiveView:
     """View with one line per finished build; below them a line per worker with its build, and a bar of all builds."""
 
     def __init__(self, console: Console, plan: FleetPlan, workers: int) -> None:
-        self.console, self.plan, self.workers = console, plan, workers
+        self.console, self.workers = console, workers
         self.busy: dict[str, tuple[BuildProgress, float]] = {}
         self.remaining = {model.name: plan.seconds_of(model) or 1.0 for model in plan.builds}
-        self.total, self.started = sum(self.remaining.values()), time.monotonic()
+        self.ended = 0
+        self.warm: tuple[float, float] | None = None  # time and remaining work when the first builds had ended
         columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
         self.progress = Progress(*columns, console=console)
         self.task = self.progress.add_task("", total=len(plan.builds))
@@ -65,24 +67,33 @@ class LiveView:
             return
         self.busy.pop(event.worker, None)
         self.remaining.pop(event.name, None)
+        self.ended += 1
+        if self.ended == self.workers:
+            self.warm = time.monotonic(), sum(self.remaining.values())
         self.progress.advance(self.task)
         self.console.print(_outcome_line(event), markup=False, highlight=False, soft_wrap=True)
 
     def _render(self) -> RenderableType:
-        self.progress.update(
-            self.task, description=f"{duration(self._remaining_seconds())} left" if self.remaining else ""
-        )
+        seconds = self._remaining_seconds()
+        self.progress.update(self.task, description="" if seconds is None else f"{duration(seconds)} left")
         table = Table.grid(padding=(0, 2))
         for worker, (stage, since) in sorted(self.busy.items()):
-            table.add_row(worker, f"[bold]{escape(stage.name)}", stage.stage, f"{time.monotonic() - since:.0f} s")
+            # no markup: a line that is printed without markup renders this table without it too
+            name = Text(stage.name, style="bold")
+            table.add_row(worker, name, Text(stage.stage), f"{time.monotonic() - since:.0f} s")
         return Group(table, self.progress)
 
-    def _remaining_seconds(self) -> float:
-        """Scale the estimates of the remaining builds by how long the finished ones took."""
+    def _remaining_seconds(self) -> float | None:
+        """Scale the estimates of the remaining builds by how long the finished ones took; None if that is unknown.
+
+        The first builds of the workers do not count, because they load PyTorch, and as many further ones must have
+        ended.
+        """
+        if self.warm is None or not self.remaining or self.ended < 2 * self.workers:
+            return None
+        since, total = self.warm
         remaining = sum(self.remaining.values())
-        if remaining == self.total:
-            return self.plan.seconds(self.workers)
-        return (time.monotonic() - self.started) * remaining / (self.total - remaining)
+        return (time.monotonic() - since) * remaining / (total - remaining)
 
 
 def _outcome_line(outcome: BuildOutcome) -> str:

@@ -290,7 +290,24 @@ def test_live_view_shows_a_line_per_worker_and_a_total(make: Make, monkeypatch: 
         shown.show(BuildOutcome("two", "worker 2", 1.5, error="no good"))
         shown.show(BuildProgress("three", "worker 2", "resolve"))
         assert _text(shown) == ["worker 1 one export 0 s", "worker 2 three resolve 0 s", "1/3"]
-    assert "✗ two: no good" in console.file.getvalue()  # type: ignore[attr-defined]
+    shown_text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "✗ two: no good" in shown_text
+    assert "[bold]" not in shown_text, "Regression: names had literal markup whenever a build ended"
+
+
+def test_live_view_estimates_after_two_builds_of_each_worker(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: the first estimate was 16 minutes for 2, because the first builds also load PyTorch."""
+    now = 0.0
+    monkeypatch.setattr("builder.clusters.fleet.view.time", SimpleNamespace(monotonic=lambda: now))
+    names = [f"model {number}" for number in range(10)]
+    plan = _plan(*(make(name=name.replace(" ", "_")) for name in names))
+    seen = []
+    with LiveView(Console(file=StringIO(), force_terminal=True, width=120), plan, 2) as shown:
+        for number, model in enumerate(plan.builds):
+            now += 30.0 if number < 2 else 1.0
+            shown.show(BuildOutcome(model.name, f"worker {number % 2}", 1.5, error="no good"))
+            seen.append(shown._remaining_seconds())
+    assert seen == [None, None, None, *(pytest.approx(float(left)) for left in range(6, 0, -1)), None]
 
 
 def _text(shown: LiveView) -> list[str]:
