@@ -31,6 +31,7 @@ RAY_TIMEOUTS = {
     "RAY_agent_register_timeout_ms": "120000",
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
 }
+START_ATTEMPTS = 3  # of a local cluster: its node waits 15 s for its agent's port, a time that cannot be set
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # a local cluster uses the loopback address
 ADDRESS_VARIABLE = "RAY_ADDRESS"  # address of a cluster, as Ray's own programs read it; KubeRay sets it for a RayJob
 
@@ -44,7 +45,8 @@ def cluster_address() -> str | None:
 def connected(address: str | None) -> Iterator[Any]:
     """Yield the module ray, connected to the cluster at `address`, or to a local one that ends with this context.
 
-    Raises SpecError if ray is not installed, ServeError if no cluster answers.
+    A local cluster that does not start, on a busy machine, is started again. Raises SpecError if ray is not installed,
+    ServeError if no cluster answers.
     """
     is_elsewhere = address is not None and not is_loopback(address)
     # For ray, and for its child processes.
@@ -58,10 +60,15 @@ def connected(address: str | None) -> Iterator[Any]:
         return
     local = {"num_cpus": available_cores(), "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
-    try:
-        ray.init(address=address or "local", **quiet, **({} if address else local))
-    except Exception as error:  # also if a node does not start in time, for which Ray has no exception type of its own
-        raise ServeError(f"no Ray cluster at {address or 'this machine'}: {error}") from error
+    for attempt in range(1, START_ATTEMPTS + 1):
+        try:
+            ray.init(address=address or "local", **quiet, **({} if address else local))
+            break
+        except Exception as error:  # Ray has no type of its own for a node that does not start in time
+            ray.shutdown()  # ends the processes that did start
+            if address or attempt == START_ATTEMPTS:
+                tries = "" if address else f", in {attempt} attempts"
+                raise ServeError(f"no Ray cluster at {address or 'this machine'}{tries}: {error}") from error
     try:
         yield ray
     finally:

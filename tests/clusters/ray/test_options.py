@@ -57,7 +57,10 @@ def test_connect_reports_a_cluster_that_does_not_start(monkeypatch: pytest.Monke
     for name, value in {**RAY_SETTINGS, **LOOPBACK}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("ray.init", init)
-    with pytest.raises(ServeError, match="no Ray cluster at this machine: The current node timed out"), connected(None):
+    with (
+        pytest.raises(ServeError, match="no Ray cluster at this machine, in 3 attempts: The current node timed out"),
+        connected(None),
+    ):
         pass
 
 
