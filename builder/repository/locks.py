@@ -1,6 +1,8 @@
 """Locks and staging folders of a repository, and advice on a disk or a folder that refuses a change.
 
-A process holds a lock on each staging folder of its own, so that the folder of a killed process is recognised. Take a
+They lie beside the repository. If that is a mount of its own, they lie in it, because files move by renaming, which one
+file system must do; what is beside it may not be writable at all. A process holds a lock on each staging folder of its
+own, so that the folder of a killed process is recognised. Take a
 model's lock before the repository's.
 """
 
@@ -38,17 +40,22 @@ def locked(repository: Path, *name: str) -> Iterator[None]:
 @contextlib.contextmanager
 def hold_lock(repository: Path, *name: str) -> Iterator[None]:
     """Hold the lock like `locked`, but let an OSError through."""
-    with lock_file(repository.parent / ".".join(["", repository.name, *name, "lock"])):
+    with lock_file(workspace(repository) / ".".join(["", repository.name, *name, "lock"])):
         yield
+
+
+def workspace(repository: Path) -> Path:
+    """Return the folder for the locks and the staging folders of a repository."""
+    return repository if os.path.ismount(repository) else repository.parent
 
 
 @contextlib.contextmanager
 def staging(repository: Path) -> Iterator[Path]:
-    """Yield a folder on the repository's own file system, outside it: a running Triton never looks there.
+    """Yield a folder on the repository's own file system, outside it unless it is a mount: Triton does not look there.
 
     It stays if it holds files that could not be put back.
     """
-    folder = Path(tempfile.mkdtemp(prefix=f".{repository.name}.", suffix=".staging", dir=repository.parent))
+    folder = Path(tempfile.mkdtemp(prefix=f".{repository.name}.", suffix=".staging", dir=workspace(repository)))
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)  # as long as this process lives
@@ -61,7 +68,7 @@ def staging(repository: Path) -> Iterator[Path]:
 
 def abandoned_staging(repository: Path) -> list[Path]:
     """Return the staging folders whose process has ended."""
-    folders = sorted(repository.parent.glob(f".{repository.name}.*.staging"))
+    folders = sorted(workspace(repository).glob(f".{repository.name}.*.staging"))
     return [folder for folder in folders if not _is_locked(folder)]
 
 
@@ -82,12 +89,14 @@ def _is_locked(folder: Path) -> bool:
 def refuse_unwritable(repository: Path) -> None:
     """Raise RepositoryError if `repository` cannot be changed; the attempt leaves nothing behind.
 
-    A change is staged in the folder that contains the repository, or in the nearest parent that exists so far.
+    A change is staged in the folder that contains the repository, or in the nearest parent that exists so far; of a
+    mount, in itself.
     """
     try:
         if os.path.lexists(repository) and not (repository.is_dir() and os.access(repository, os.W_OK | os.X_OK)):
             raise PermissionError(errno.EACCES, "not a folder that can be written", str(repository))
-        existing = next(parent for parent in repository.absolute().parents if os.path.lexists(parent))
+        folders = (workspace(repository.absolute()), *repository.absolute().parents)
+        existing = next(folder for folder in folders if os.path.lexists(folder))
         with tempfile.TemporaryDirectory(prefix=f".{repository.name}.", suffix=".trial", dir=existing):
             pass
     except OSError as error:

@@ -247,7 +247,8 @@ def recover(repository: Path) -> list[str]:
 def _changed(repository: Path, step: JournalStep) -> str:
     """Return the model that a step put something into, or took something out of."""
     folder, model, *_ = Path(step.target).parts
-    return model if folder == repository.name or step.source is None else Path(step.source).parts[1]
+    is_in_repository = folder == repository.name and not model.startswith(".")  # not in the staging folder of a mount
+    return model if is_in_repository or step.source is None else Path(step.source).parts[1]
 
 
 def _read_journal(path: Path) -> list[JournalStep]:

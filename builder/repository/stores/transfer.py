@@ -1,8 +1,8 @@
 """Push versions to an object store, pull them from it, and publish builds to it.
 
-A push sends the blobs that the store lacks, then the manifest. A pull fetches a version beside the repository, verifies
-it and publishes it in one change. Triton reads the repository and never the store: its polling would reload models for
-nothing, and can load half of one.
+A push sends the blobs that the store lacks, then the manifest. A pull fetches a version beside the repository (of a
+mount, into a folder of it), verifies it and publishes it in one change. Triton reads the repository and never the
+store: its polling would reload models for nothing, and can load half of one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from builder.common.files import link
 from builder.common.hashing import sha256_of
 from builder.options.choices import KEEP
 from builder.repository.check import check
-from builder.repository.locks import locked, sync
+from builder.repository.locks import locked, sync, workspace
 from builder.repository.publish import move_in, publish, remove_old_versions
 from builder.repository.report.record import REPORT, BuildReport, checkpoint_source
 from builder.repository.sharing.hosting import refuse_hosted
@@ -108,12 +108,12 @@ def pull(
     """Pull a version of a model, by default the newest, into `repository` and make it the served one.
 
     `keep`: versions that remain there. `verify_key`: key that it must be signed with. Raises RepositoryError; the
-    repository is then unchanged, and fetched files stay beside it for the next pull.
+    repository is then unchanged, and fetched files stay for the next pull.
     """
     refuse_hosted(repository, name)
     manifest = store.manifest(name, version)
     repository.mkdir(parents=True, exist_ok=True)
-    staging = repository.parent / f".{repository.name}.pull"
+    staging = workspace(repository) / f".{repository.name}.pull"
     with locked(staging):
         staging.mkdir(exist_ok=True)
         sizes = {blob.size for blob in manifest.files.values()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import boto3
 import pytest
@@ -64,6 +66,31 @@ def test_pull_yields_the_published_files(cloud: Store, repository: Path, target:
     assert _tree(target) == _tree(repository)
     assert pulled.fetched == pushed.sent
     assert [path.name for path in target.parent.iterdir()] == ["model_repository"], "nothing is left beside it"
+
+
+def test_pull_into_a_mount_writes_nothing_beside_it(
+    store: Store, repository: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: a pull into a volume of a container whose own file system is read-only failed."""
+    publish_version(repository, b"one", LARGE)
+    push(repository, "front", store)
+    target.mkdir()
+    is_mount = os.path.ismount
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) == target or is_mount(path))
+
+    def guarded(change: Callable[..., Any]) -> Callable[..., Any]:
+        def guard(path: str | Path, *rest: Any, **options: Any) -> Any:
+            if Path(path).parent == target.parent and Path(path) != target:
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+            return change(path, *rest, **options)
+
+        return guard
+
+    for name in ("open", "mkdir"):
+        monkeypatch.setattr(os, name, guarded(getattr(os, name)))
+    pull(store, "front", target)
+    assert _tree(target) == _tree(repository)
+    assert sorted(path.name for path in target.iterdir()) == ["front", "front_model"], "nothing is left in it"
 
 
 def test_concurrent_builds_become_consecutive_versions_in_a_store(
