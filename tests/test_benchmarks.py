@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import time
 import zipfile
@@ -9,10 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
+from builder.runtime.contract import LayerShape
 from scripts.benchmarks import generation, generators, peers, seq2seq
 from scripts.benchmarks.circumstances import circumstances, refuse_other, write_figures
-from scripts.benchmarks.generation import WORKS, make_work
+from scripts.benchmarks.decode_limits import decode_limit
+from scripts.benchmarks.generation import WORKS, check_counts, make_cells, make_work, medians
 from scripts.benchmarks.peers.clock import Clock
 
 
@@ -35,6 +40,21 @@ def test_clock_returns_rates_and_median_latencies(monkeypatch: pytest.MonkeyPatc
     assert figures["tokens_per_s"] == pytest.approx(16 / 4.0)
     assert figures["first_token_ms"] == pytest.approx(1000 * 1.0)
     assert figures["inter_token_ms"] == pytest.approx(1000 * 0.5)
+    assert figures["tokens"] == 16
+    assert "decode_tokens_per_s" not in figures, "the last request began when the others had ended"
+
+
+def test_clock_returns_the_rate_while_all_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    clock = Clock()
+    clock.send("early")
+    clock.send("late")
+    for at, request, count in ((1, "early", 5), (3, "late", 1), (4, "early", 2), (5, "late", 4), (7, "late", 9)):
+        now = float(at)
+        clock.tokens(request, count)
+    clock.tokens("early", 1)
+    assert clock.figures()["decode_tokens_per_s"] == pytest.approx((2 + 4 + 9 + 1) / 4.0)
 
 
 def test_write_figures_keeps_figures_of_other_sides(tmp_path: Path) -> None:
@@ -81,6 +101,42 @@ def test_make_work_respects_lengths_and_positions(kind: str) -> None:
     assert make_work(Words(), 5, kind) == work[:5]
     short = make_work(Words(), 20, kind, positions=400)
     assert all(len(item.prompt) + item.new_tokens <= 400 for item in short)
+
+
+def test_contexts_make_one_request_of_equal_length_for_each_client() -> None:
+    options = argparse.Namespace(contexts="40,90", concurrency="1,3")
+    cells = make_cells(Words(), 1000, options)
+    assert list(cells) == ["1/40", "3/40", "1/90", "3/90"]
+    assert [len(item.prompt) for item in cells["3/90"].work] == [90] * 3
+    assert len({item.text for item in cells["3/90"].work}) == 3, "no prompt begins as another"
+
+
+def test_figures_are_medians_over_rounds() -> None:
+    rounds = [{"1": {"tokens_per_s": rate, "sample": [1]}} for rate in (1.0, 5.0, 2.0)]
+    assert medians(rounds) == {"1": {"tokens_per_s": 2.0, "sample": [1]}}
+
+
+def test_side_that_answers_fewer_tokens_is_refused() -> None:
+    documents = {"1": {"requests": [{"prompt": [1], "new_tokens": 5}]}}
+    check_counts("theirs", documents, {"1": {"tokens": 5}})
+    with pytest.raises(SystemExit, match="theirs, 1: 4 tokens came, and 5 were asked for"):
+        check_counts("theirs", documents, {"1": {"tokens": 4}})
+
+
+@pytest.mark.parametrize("experts", [0, 4])
+def test_decode_limit_counts_weights_caches_and_states(experts: int, tmp_path: Path) -> None:
+    """With 1 byte a weight: all weights once, the chosen experts, and each client's cache and state."""
+    config = {"model_type": "granitemoe", "num_local_experts": experts, "num_experts_per_tok": 1}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    tensors = {"model.embed_tokens.weight": torch.zeros(10, 8), "experts": torch.zeros(4, 5, 8)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    layers = [LayerShape(2, 3), LayerShape(0, 0, [[7]])]
+    of_experts = 160 if not experts else 160 * (1 - 0.75**2)
+    read = 80 + of_experts + 2 * (2 * 2 * 3 * 100) + 2 * 2 * (7 * 4)
+    machine = {"bandwidth": 1e-9, "int8": 1e9}
+    assert decode_limit(tmp_path, layers, 2, 100, machine) == pytest.approx(2 / read)
+    multiplied = 2 * 2 * (80 + (160 if not experts else 40))
+    assert decode_limit(tmp_path, layers, 2, 100, {"bandwidth": 1e9, "int8": 1e-9}) == pytest.approx(2 / multiplied)
 
 
 FAILING_PEER = """

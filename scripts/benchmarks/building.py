@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -43,7 +42,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "llama-wide": GENERATING,
     "llama-1b": GENERATING,
 }
-STORED = {"llama-wide": torch.bfloat16, "llama-1b": torch.bfloat16}  # the others in fp32
 SAMPLED_S = 0.02  # between two looks at the memory that is the process's own
 AGAIN: dict[str, dict[str, Any]] = {
     "cold": {},
@@ -88,7 +86,7 @@ def checkpoint_of(name: str, folder: Path) -> Path:
         return minilm()
     from scripts.benchmarks.generators import make_checkpoint
 
-    return make_checkpoint(name, folder / name, STORED.get(name, torch.float32))
+    return make_checkpoint(name, folder / name)
 
 
 def child(name: str, checkpoint: Path, folder: Path, cache: str, **options: Any) -> dict[str, Any]:

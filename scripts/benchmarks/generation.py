@@ -16,9 +16,11 @@ import json
 import queue
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import grpc
@@ -37,7 +39,9 @@ from builder.options import make_spec
 from builder.serving.server.triton import TritonServer, running
 from scripts.benchmarks import peers
 from scripts.benchmarks.circumstances import circumstances, refuse_other, write_figures
+from scripts.benchmarks.decode_limits import cached_layers, decode_limit
 from scripts.benchmarks.generators import first_layers, make_checkpoint
+from scripts.benchmarks.machine_limits import machine_limits
 from scripts.benchmarks.peers.clock import Clock
 from scripts.benchmarks.traffic import counters
 
@@ -46,6 +50,9 @@ WORKS = {  # least and most tokens of a prompt, and of an answer
     "short": ((16, 32), (64, 128)),
     "long": ((2000, 2000), (64, 128)),  # shorter if a model has fewer positions
 }
+WARM_UP = 2000  # characters of a prompt
+LIMIT = "limit of the machine"
+CONTEXT_SLOTS, CONTEXT_LENGTH = 16, 8448  # of a build for --contexts, at least: all of them are runs of one build
 OURS = (
     "int8", "int8/int8", "int4-weights", "int4-weights@128", "fp32",
     "openvino:int8/int8", "openvino:int4-weights@128/int8",
@@ -63,6 +70,16 @@ PEERS = (
 
 
 @dataclass(frozen=True)
+class Cell:
+    """Work of one column of a table; `context`: tokens of each prompt, if they are equal."""
+
+    clients: int
+    work: Sequence[WorkItem]
+    longest: int  # tokens of a prompt and its answer
+    context: int = 0
+
+
+@dataclass(frozen=True)
 class WorkItem:
     """One request: its prompt as text and as tokens, and the tokens of its answer."""
 
@@ -76,7 +93,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/bench generation")
     parser.add_argument("--models", default="gpt2")
     parser.add_argument("--work", default="mixed", choices=WORKS, help="how long prompts and answers are")
-    parser.add_argument("--concurrency", default="1,4,8,16")
+    parser.add_argument("--contexts", help="instead of --work: prompts of so many tokens, one request from each client")
+    parser.add_argument("--concurrency", "--clients", default="1,4,8,16")
+    parser.add_argument("--rounds", type=int, default=1, help="of all sides; figures are medians over them")
     parser.add_argument("--requests", type=int, default=8, help="at least; more with more clients")
     parser.add_argument("--per-client", type=int, default=3)
     parser.add_argument("--ours", default=",".join(OURS), help="[openvino:]PRECISION[@BLOCK SIZE][/CACHE][+LAYERS]")
@@ -85,17 +104,23 @@ def main() -> None:
     parser.add_argument("--checkpoints", type=Path, help="keep checkpoints, conversions and repositories here")
     parser.add_argument("--output", type=Path, help="write all figures here, as JSON; those of other sides stay")
     options = parser.parse_args()
-    refuse_other(options.output, work=options.work)
+    work_name = "contexts" if options.contexts else options.work
+    machine = circumstances()
+    refuse_other(options.output, work=work_name)
+    if options.contexts:
+        refuse_other(options.output, cpu=machine["cpu"], cores=machine["cores"], versions=machine["versions"])
     console = Console(width=130)
     others = peers.chosen(PEERS, options.peers)
     used = {title: peers.PACKAGES[peer] for title, peer, _ in others}
-    figures: dict[str, Any] = {**circumstances(), "peers": used, "work": options.work, "models": {}}
+    figures: dict[str, Any] = {**machine, "peers": used, "work": work_name, "models": {}}
     failures: list[str] = []
     console.print(f"{figures['cores']} cores, {figures['cpu']}", highlight=False)
     with tempfile.TemporaryDirectory() as folder:
         root = options.checkpoints or Path(folder)
         for name in options.models.split(","):
             figures["models"][name] = _bench_model(console, name, root / name, Path(folder), options, others, failures)
+            if options.contexts:
+                figures["refused"] = dict(failure.split(": ", 1) for failure in failures)
             if options.output:
                 write_figures(options.output, figures)
     peers.fail_with(failures)
@@ -117,6 +142,34 @@ def make_work(tokenizer: Any, count: int, kind: str = "mixed", positions: int = 
     return work
 
 
+def context_work(tokenizer: Any, count: int, context: int) -> list[WorkItem]:
+    """Create `count` requests of `context` tokens each; answers are long enough to be written at once for a while."""
+    words = " ".join(TEXTS).split()
+    work = []
+    for index in range(count):
+        ids = tokenizer(" ".join((words[7 * index :] + words) * (1 + context // len(words))))["input_ids"][:context]
+        text = tokenizer.decode(ids)
+        work.append(WorkItem(text, tokenizer(text)["input_ids"], 64 + context // 50))
+    return work
+
+
+def make_cells(tokenizer: Any, positions: int, options: argparse.Namespace) -> dict[str, Cell]:
+    """Return the work by clients, or by clients and context ("8/500")."""
+    counts = [int(part) for part in options.concurrency.split(",")]
+    cells: dict[str, Cell] = {}
+    if options.contexts:
+        for context in map(int, options.contexts.split(",")):
+            for clients in counts:
+                work = context_work(tokenizer, clients, context)
+                longest = max(len(item.prompt) + item.new_tokens for item in work)
+                cells[f"{clients}/{context}"] = Cell(clients, work, longest, context)
+        return cells
+    requests = {c: options.requests if c == 1 else max(options.requests, options.per_client * c) for c in counts}
+    work = make_work(tokenizer, max(requests.values()), options.work, positions)
+    longest = min(sum(most for _, most in WORKS[options.work]), positions)
+    return {str(clients): Cell(clients, work[: requests[clients]], longest) for clients in counts}
+
+
 def _bench_model(
     console: Console,
     name: str,
@@ -129,56 +182,108 @@ def _bench_model(
     """Return the figures of all sides of one model; append the reason of each peer that cannot run to `failures`."""
     checkpoint = make_checkpoint(name, folder)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    concurrencies = [int(part) for part in options.concurrency.split(",")]
-    counts = {c: options.requests if c == 1 else max(options.requests, options.per_client * c) for c in concurrencies}
-    positions = AutoConfig.from_pretrained(checkpoint).max_position_embeddings
-    work = make_work(tokenizer, max(counts.values()), options.work, positions)
-    longest = min(sum(most for _, most in WORKS[options.work]), positions)
-    sides: dict[str, dict[str, Any]] = {}
-    for kind in filter(None, options.ours.split(",")):
-        engine, _, rest = kind.rpartition(":")
-        rest, _, layers = rest.partition("+")
-        weights, _, cache = rest.partition("/")
-        precision, _, block = weights.partition("@")
-        title = (
-            f"ours {'OpenVINO ' * bool(engine)}{precision}"
-            + (f", blocks of {block}" if block else "")
-            + (f", {cache} cache" if cache else "")
-            + (f", draft of {layers} layers" if layers else "")
-        )
-        wanted = {
-            "engine": engine or None,
-            "precision": precision,
-            "cache": cache or "fp32",
-            "block_size": int(block or 32),
-            "max_length": longest,
-            "slots": max(concurrencies),
-            "draft": str(first_layers(checkpoint, int(layers))) if layers else None,
-            "quality": 0.0,  # random weights have none to lose
-            "perplexity": 1e9,
-        }
-        repository = (folder if options.checkpoints else scratch / name) / f"ours-{_key(wanted)}"
-        if not repository.exists():
-            build(make_spec(model=str(checkpoint), name="model", output=repository, **wanted))
-        with running(repository, timeout_s=600) as server:
-            load(server.url, work[:1] * 2, 1)
-            sides[title] = {str(c): _counted(server, work[: counts[c]], c) for c in concurrencies}
+    cells = make_cells(tokenizer, AutoConfig.from_pretrained(checkpoint).max_position_embeddings, options)
+    own = {
+        title: _built(checkpoint, folder if options.checkpoints else scratch / name, wanted)
+        for title, wanted in map(partial(_own_side, cells), filter(None, options.ours.split(",")))
+    }
+    rounds: dict[str, list[dict[str, Any]]] = {}
+    for _ in range(options.rounds):
+        for title, repository in own.items():
+            with running(repository, timeout_s=600) as server:
+                first = next(iter(cells.values())).work[0]
+                load(server.url, 2 * [WorkItem(first.text[:WARM_UP], [], 8)], 1)
+                rounds.setdefault(title, []).append({at: _counted(server, cell) for at, cell in cells.items()})
+            _show(console, name, title, rounds[title][-1])
+        for title, peer, kind in others:
+            documents = {
+                at: _work_document(cell, 3 if kind == "no-cache" else None)
+                for at, cell in cells.items()
+                if kind != "no-cache" or cell.clients == 1
+            }
+            run = documents, peer, options.environments, scratch, checkpoint, kind
+            measured = peers.run_or_report(console, failures, f"{name}, {title}", *run)
+            if measured is not None:
+                check_counts(title, documents, measured)
+                rounds.setdefault(title, []).append(measured)
+                _show(console, name, title, measured)
+    sides: dict[str, dict[str, Any]] = {title: medians(each) for title, each in rounds.items()}
+    for title, repository in own.items():
         record = json.loads((repository / "model" / "build.json").read_text())
         sides[title]["megabytes"] = record["ladder"][-1]["size"] / 1e6
-        _show(console, name, title, sides)
-    for title, peer, kind in others:
-        documents = {
-            str(c): _work_document(work[: counts[c]][: 3 if kind == "no-cache" else None], c, longest)
-            for c in concurrencies
-            if kind != "no-cache" or c == 1
-        }
-        run = documents, peer, options.environments, scratch, checkpoint, kind
-        measured = peers.run_or_report(console, failures, f"{name}, {title}", *run)
-        if measured is not None:
-            sides[title] = measured
-            _show(console, name, title, sides)
-    console.print(_table(name, sides, concurrencies))
+    if options.contexts and own:
+        sides[LIMIT] = _limits(checkpoint, next(iter(own.values())), cells)
+        _show(console, name, LIMIT, sides[LIMIT])
+    console.print(_table(name, sides, list(cells)))
     return sides
+
+
+def _own_side(cells: Mapping[str, Cell], kind: str) -> tuple[str, dict[str, Any]]:
+    """Return the title and the options of the build of one of `--ours`."""
+    engine, _, rest = kind.rpartition(":")
+    rest, _, layers = rest.partition("+")
+    weights, _, cache = rest.partition("/")
+    precision, _, block = weights.partition("@")
+    title = (
+        f"ours {'OpenVINO ' * bool(engine)}{precision}"
+        + (f", blocks of {block}" if block else "")
+        + (f", {cache} cache" if cache else "")
+        + (f", draft of {layers} layers" if layers else "")
+    )
+    by_context = any(cell.context for cell in cells.values())
+    return title, {
+        "engine": engine or None,
+        "precision": precision,
+        "cache": cache or "fp32",
+        "block_size": int(block or 32),
+        "max_length": max([*(cell.longest for cell in cells.values()), CONTEXT_LENGTH * by_context]),
+        "slots": max([*(cell.clients for cell in cells.values()), CONTEXT_SLOTS * by_context]),
+        "draft": layers or None,
+        "quality": 0.0,  # random weights have none to lose
+        "perplexity": 1e9,
+    }
+
+
+def _built(checkpoint: Path, folder: Path, wanted: dict[str, Any]) -> Path:
+    """Return the repository of a side, built and verified at its first use."""
+    if wanted["draft"]:
+        wanted = {**wanted, "draft": str(first_layers(checkpoint, int(wanted["draft"])))}
+    repository = folder / f"ours-{_key(wanted)}"
+    if not repository.exists():
+        build(make_spec(model=str(checkpoint), name="model", output=repository, **wanted))
+    return repository
+
+
+def _limits(checkpoint: Path, repository: Path, cells: Mapping[str, Cell]) -> dict[str, Any]:
+    """Return the machine's limits by cell, with the bandwidth that was measured for them, in 10^9 bytes a second."""
+    machine, layers = machine_limits(), cached_layers(repository)
+    return {
+        at: {
+            "decode_tokens_per_s": decode_limit(checkpoint, layers, cell.clients, cell.context, machine),
+            "bandwidth": machine["bandwidth"],
+        }
+        for at, cell in cells.items()
+    }
+
+
+def medians(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the medians over rounds of the numbers of each cell."""
+    return {
+        at: {
+            key: median(each[at][key] for each in rounds) if isinstance(value, int | float) else value
+            for key, value in cell.items()
+            if all(key in each[at] for each in rounds)
+        }
+        for at, cell in rounds[0].items()
+    }
+
+
+def check_counts(title: str, documents: Mapping[str, Any], measured: Mapping[str, Any]) -> None:
+    """Raise SystemExit if a side answered another number of tokens than `documents` of work ask for."""
+    for at, figures in measured.items():
+        asked = sum(request["new_tokens"] for request in documents[at]["requests"])
+        if figures.get("tokens", asked) != asked:
+            raise SystemExit(f"{title}, {at}: {figures['tokens']} tokens came, and {asked} were asked for")
 
 
 def _key(figures: dict[str, Any]) -> str:
@@ -188,21 +293,22 @@ def _key(figures: dict[str, Any]) -> str:
     return path.stem[:12]
 
 
-def _work_document(work: Sequence[WorkItem], concurrency: int, longest: int) -> dict[str, Any]:
+def _work_document(cell: Cell, most: int | None) -> dict[str, Any]:
     return {
-        "concurrency": concurrency,
+        "concurrency": cell.clients,
         "threads": available_cores(),
-        "max_length": longest,
-        "requests": [{"prompt": item.prompt, "new_tokens": item.new_tokens} for item in work],
+        "max_length": cell.longest,
+        "requests": [{"prompt": item.prompt, "new_tokens": item.new_tokens} for item in cell.work[:most]],
     }
 
 
-def _counted(server: TritonServer, work: Sequence[WorkItem], concurrency: int) -> dict[str, float]:
+def _counted(server: TritonServer, cell: Cell) -> dict[str, float]:
     """Return the figures of `load`, the shares of tokens guessed by lookup and draft, and the draft's acceptance."""
     before = counters(server)
-    figures = load(server.url, work, concurrency)
+    figures = load(server.url, cell.work, cell.clients)
+    check_counts("ours", {"": _work_document(cell, None)}, {"": figures})
     time.sleep(1.5)  # counters are sent once a second
-    after, tokens = counters(server), sum(item.new_tokens for item in work)
+    after, tokens = counters(server), figures["tokens"]
     names = ("right_guesses", "drafted_tokens", "right_drafts")
     totals = [f"build_repo_{name}_total" for name in names]
     guessed, drafted, right = (after.get(total, 0.0) - before.get(total, 0.0) for total in totals)
@@ -224,7 +330,7 @@ def load(url: str, work: Sequence[WorkItem], concurrency: int) -> dict[str, floa
 
     with grpc.insecure_channel(url) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        clock, begun = Clock(), set()
+        clock = Clock()
         for _ in range(min(concurrency, len(waiting))):
             send()
         left = len(work)
@@ -232,13 +338,10 @@ def load(url: str, work: Sequence[WorkItem], concurrency: int) -> dict[str, floa
             if message.error_message:
                 raise RuntimeError(message.error_message)
             response = message.infer_response
-            if response.id not in begun:
-                begun.add(response.id)
-                clock.tokens(response.id)
             names = [output.name for output in response.outputs]
+            raw = response.raw_output_contents[names.index("num_output_tokens")]
+            clock.tokens(response.id, int(np.frombuffer(raw, np.uint32)[0]))
             if "completion_tokens" in names:
-                raw = response.raw_output_contents[names.index("completion_tokens")]
-                clock.tokens(response.id, int(np.frombuffer(raw, np.int32)[0]) - 1)
                 left -= 1
                 if waiting:
                     send()
@@ -256,6 +359,7 @@ def _request(identity: str, item: WorkItem) -> Any:
         ("max_tokens", "INT32", np.int32(item.new_tokens).tobytes()),
         ("ignore_eos", "BOOL", b"\x01"),
         ("stream", "BOOL", b"\x01"),
+        ("return_num_output_tokens", "BOOL", b"\x01"),
     )
     for name, kind, raw in values:
         request.inputs.add(name=name, datatype=kind, shape=[1])
@@ -263,28 +367,30 @@ def _request(identity: str, item: WorkItem) -> Any:
     return request
 
 
-def _show(console: Console, name: str, title: str, sides: dict[str, dict[str, Any]]) -> None:
-    figures = {c: v for c, v in sides[title].items() if isinstance(v, dict)}
-    text = ", ".join(f"{c}: {_cell(v)}" for c, v in figures.items())
-    console.print(f"{name}, {title}: {text}", highlight=False)
+def _show(console: Console, name: str, title: str, cells: Mapping[str, Any]) -> None:
+    console.print(f"{name}, {title}: {', '.join(f'{at}: {_cell(v)}' for at, v in cells.items())}", highlight=False)
 
 
-def _table(name: str, sides: dict[str, dict[str, Any]], concurrencies: Sequence[int]) -> Table:
+def _table(name: str, sides: dict[str, dict[str, Any]], cells: Sequence[str]) -> Table:
     title = f"{name}: tokens/s (median ms to the first token, and from token to token)"
     table = Table(title=title, title_justify="left")
     table.add_column("")
-    for concurrency in concurrencies:
-        table.add_column(f"{concurrency} clients", justify="right")
+    for at in cells:
+        clients, _, context = at.partition("/")
+        table.add_column(f"{clients} clients" + f", {context} tokens" * bool(context), justify="right")
     for title, figures in sides.items():
-        cells = (figures.get(str(concurrency), {}) for concurrency in concurrencies)
-        table.add_row(title, *(_cell(cell) if "tokens_per_s" in cell else "-" for cell in cells))
+        table.add_row(title, *(_cell(figures[at]) if at in figures else "-" for at in cells))
     return table
 
 
 def _cell(figures: dict[str, float]) -> str:
     guessed, drafted = figures.get("guessed_share", 0.0), figures.get("drafted_share", 0.0)
+    together = f"{figures['decode_tokens_per_s']:.1f} at once" if "decode_tokens_per_s" in figures else ""
+    if "tokens_per_s" not in figures:
+        return together
     return (
         f"{figures['tokens_per_s']:.1f} ({figures['first_token_ms']:.0f}, {figures['inter_token_ms']:.1f})"
+        + (f", {together}" if together else "")
         + (f", {guessed:.0%} guessed" if guessed else "")
         + (f", {drafted:.0%} drafted of {figures['draft_acceptance']:.0%} right" if drafted else "")
     )

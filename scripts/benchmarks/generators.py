@@ -56,17 +56,95 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "lfm2-700m": (
+        "lfm2",
+        {
+            "vocab_size": 65536,
+            "hidden_size": 1536,
+            "intermediate_size": 10240,  # two thirds of it, rounded up to 256
+            "layer_types": ["full_attention" if at in (2, 5, 8, 10, 12, 14) else "conv" for at in range(16)],
+            "num_hidden_layers": 16,
+            "num_attention_heads": 24,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 128000,
+        },
+    ),
+    "qwen3.5-0.8b": (  # the text model alone
+        "qwen3_5_text",
+        {
+            "vocab_size": 248320,
+            "hidden_size": 1024,
+            "intermediate_size": 3584,
+            "num_hidden_layers": 24,
+            "layer_types": 6 * [*(3 * ["linear_attention"]), "full_attention"],
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "head_dim": 256,
+            "linear_num_key_heads": 16,
+            "linear_num_value_heads": 16,
+            "max_position_embeddings": 262144,
+            "tie_word_embeddings": True,
+            "eos_token_id": 0,
+        },
+    ),
+    "granite-4-h-350m": (
+        "granitemoehybrid",
+        {
+            "vocab_size": 100352,
+            "hidden_size": 768,
+            "shared_intermediate_size": 2048,
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "num_hidden_layers": 32,
+            "layer_types": ["attention" if at in (10, 13, 17, 27) else "mamba" for at in range(32)],
+            "num_attention_heads": 12,
+            "num_key_value_heads": 4,
+            "mamba_n_heads": 48,
+            "mamba_d_head": 32,
+            "mamba_d_state": 128,
+            "position_embedding_type": "nope",
+            "max_position_embeddings": 32768,
+            "embedding_multiplier": 12.0,
+            "attention_multiplier": 1 / 64,
+            "residual_multiplier": 0.246,
+            "logits_scaling": 3.0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "granite-moe-1b": (  # 0.4 billion parameters a token
+        "granitemoe",
+        {
+            "vocab_size": 49152,
+            "hidden_size": 1024,
+            "intermediate_size": 512,
+            "num_local_experts": 32,
+            "num_experts_per_tok": 8,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "embedding_multiplier": 12.0,
+            "attention_multiplier": 1 / 64,
+            "residual_multiplier": 0.22,
+            "logits_scaling": 6.0,
+            "tie_word_embeddings": True,
+        },
+    ),
 }
+STORED_IN_FP32 = ("gpt2", "qwen3-0.6b")  # the others in bf16
 
 
-def make_checkpoint(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> Path:
+def make_checkpoint(name: str, folder: Path) -> Path:
     """Create a checkpoint of a real size with random weights, and a byte-level tokeniser with as many tokens."""
     if (folder / "model.safetensors").exists():
         return folder
     model_type, options = SHAPES[name]
     torch.manual_seed(0)
     config = AutoConfig.for_model(model_type, **options)
-    AutoModelForCausalLM.from_config(config).to(dtype).save_pretrained(folder, max_shard_size="100GB")
+    dtype = torch.float32 if name in STORED_IN_FP32 else torch.bfloat16
+    AutoModelForCausalLM.from_config(config, dtype=dtype).save_pretrained(folder, max_shard_size="100GB")
+    path = folder / "config.json"  # older transformers know the layers by the names of published checkpoints alone
+    path.write_text(json.dumps({**json.loads(path.read_text()), **options}, indent=1))
     save_tokenizer(folder, config.vocab_size)
     return folder
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from builder.runtime.encoder import pipeline, request_queue
 from builder.runtime.generation import stats
 from builder.runtime.shared import host
-from scripts.documentation import code, figures, outcomes, reference, retrieval, rules
+from scripts.documentation import code, decoders, figures, outcomes, reference, retrieval, rules
 
 ROOT = Path(__file__).parent.parent.parent
 POSTS = ("accelerated", "onnxruntime", "bert", "serving", "quantisation", "training", "arithmetic", "level", "seq2seq")
@@ -47,6 +47,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "bench-generation": figures.generation,
     "bench-fastest-peer": figures.fastest_peer,
     "bench-long-prompts": figures.long_prompts,
+    "bench-states": decoders.states,
     "bench-seq2seq": figures.seq2seq,
     "bench-soak": figures.soak,
     "bench-fleet-builds": figures.fleet_builds,

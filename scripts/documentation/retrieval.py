@@ -92,7 +92,7 @@ def left_out() -> str:
             lines.append(f"- {title}: no run in {', '.join(missing)}")
     for machine in machines:
         for name, precision, run in machine.runs:
-            lines += [f"- {TITLES[name]}, {precision}: {side}: {_reason(why)}" for side, why in run["failed"].items()]
+            lines += [f"- {TITLES[name]}, {precision}: {side}: {reason(why)}" for side, why in run["failed"].items()]
     return "\n".join(lines)
 
 
@@ -165,7 +165,7 @@ def _cell(cells: dict[str, Any], count: str) -> str:
     return f"{rate:.{0 if rate >= 20 else 1}f} ({cells[count]['p50_ms']:.0f}, {cells[count]['p99_ms']:.0f})"
 
 
-def _reason(text: str) -> str:
+def reason(text: str) -> str:
     """Return the last line of an error, without folders."""
     last = text.strip().splitlines()[-1]
     return " ".join(word.rsplit("/", 1)[-1] for word in last.split())[:160]

@@ -24,10 +24,10 @@ PACKAGES = {
         "openvino-genai==2026.4.1.0",
         "optimum-intel==2.2.0",
         "nncf==3.4.0",
-        "transformers==4.57.6",
+        "transformers==5.2.0",
         "torch==2.13.0",
     ),
-    "llama_cpp_peer": ("llama-cpp-python==0.3.36", "gguf==0.19.0", "safetensors", "numpy<2.5"),
+    "llama_cpp_peer": ("llama-cpp-python==0.3.36", "transformers==5.5.4", "torch==2.13.0", "sentencepiece==0.2.1"),
     "ctranslate2_peer": ("ctranslate2==4.8.5", "transformers==4.57.6", "torch==2.13.0"),
     "genai_peer": ("onnxruntime-genai==0.18.0", "transformers==5.23.0", "torch==2.13.0", "onnx_ir", "onnx"),
     "infinity_peer": ("infinity-emb[server,torch,optimum]==0.0.78",),  # a server; and Optimum's export

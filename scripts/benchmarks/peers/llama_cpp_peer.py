@@ -8,94 +8,59 @@ from __future__ import annotations
 
 import ctypes
 import json
+import shutil
+import subprocess
 import sys
+import tarfile
+import tempfile
 from pathlib import Path
 
-import gguf
 import llama_cpp as llama
 import numpy as np
 from clock import Clock
-from safetensors.numpy import load_file
 
 BATCH = 512
+WARM_UP = 512  # tokens of a prompt
 
 
 def convert(checkpoint: Path, kind: str) -> Path:
-    """Convert the checkpoint to GGUF, all matrices in `kind`; the output matrix of Q4_0 in Q6_K is left to Q8_0."""
+    """Convert the checkpoint to GGUF by llama.cpp's own program, all matrices in `kind`."""
     path = checkpoint / f"{kind}.gguf"
     if path.exists():
         return path
-    config = json.loads((checkpoint / "config.json").read_text())
-    weights = load_file(checkpoint / "model.safetensors")
-    arch = {"gpt2": "gpt2", "llama": "llama", "qwen3": "qwen3"}[config["model_type"]]
-    quantised = gguf.GGMLQuantizationType[kind]
-    writer = gguf.GGUFWriter(str(path), arch)
-    if arch == "gpt2":
-        layers, hidden, heads, keys = config["n_layer"], config["n_embd"], config["n_head"], config["n_head"]
-        writer.add_context_length(config["n_positions"])
-        writer.add_feed_forward_length(4 * hidden)
-        writer.add_layer_norm_eps(config["layer_norm_epsilon"])
+    sys.path[:0] = [str(source()), str(source() / "gguf-py")]
+    import conversion.base
+    import convert_hf_to_gguf
+
+    conversion.base.TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"  # it knows published ones
+    written, first = path.with_suffix(".part"), "Q8_0" if kind == "Q8_0" else "BF16"
+    sys.argv = ["convert_hf_to_gguf", str(checkpoint), "--outtype", first.lower(), "--outfile", str(written)]
+    if json.loads((checkpoint / "config.json").read_text())["model_type"] == "qwen3_5_text":
+        sys.argv.append("--no-mtp")  # the checkpoint has no layer for multi-token prediction
+    convert_hf_to_gguf.main()
+    if first == kind:
+        written.rename(path)
     else:
-        layers, hidden = config["num_hidden_layers"], config["hidden_size"]
-        heads, keys = config["num_attention_heads"], config["num_key_value_heads"]
-        writer.add_context_length(config["max_position_embeddings"])
-        writer.add_feed_forward_length(config["intermediate_size"])
-        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-        size = config.get("head_dim") or hidden // heads
-        writer.add_key_length(size)
-        writer.add_value_length(size)
-        writer.add_rope_dimension_count(size)
-        writer.add_rope_freq_base(float(config["rope_parameters"]["rope_theta"]))
-    writer.add_block_count(layers)
-    writer.add_embedding_length(hidden)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(keys)
-    writer.add_vocab_size(config["vocab_size"])
-    writer.add_tokenizer_model("none")
-    writer.add_file_type(7 if kind == "Q8_0" else 2)
-
-    def add(name: str, values: np.ndarray) -> None:
-        values = np.ascontiguousarray(values, dtype=np.float32)
-        if values.ndim == 1 or "position" in name:
-            writer.add_tensor(name, values)
-        else:
-            own = gguf.GGMLQuantizationType.Q8_0 if "token_embd" in name else quantised
-            writer.add_tensor(name, gguf.quants.quantize(values, own), raw_dtype=own)
-
-    def pairs(values: np.ndarray, count: int) -> np.ndarray:  # halves to neighbours, as this rotation requires
-        return values.reshape(count, 2, values.shape[0] // count // 2, -1).swapaxes(1, 2).reshape(values.shape)
-
-    get = {name.removeprefix("transformer.").removeprefix("model."): value for name, value in weights.items()}
-    if arch == "gpt2":
-        add("token_embd.weight", get["wte.weight"])
-        add("position_embd.weight", get["wpe.weight"])
-        for part in ("weight", "bias"):
-            add(f"output_norm.{part}", get[f"ln_f.{part}"])
-        names = {"ln_1": "attn_norm", "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output", "ln_2": "ffn_norm"}
-        names |= {"mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"}
-        for layer in range(layers):
-            for theirs, name in names.items():
-                for part in ("weight", "bias"):
-                    add(f"blk.{layer}.{name}.{part}", get[f"h.{layer}.{theirs}.{part}"].T)
-    else:
-        add("token_embd.weight", get["embed_tokens.weight"])
-        add("output_norm.weight", get["norm.weight"])
-        names = {"input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k"}
-        names |= {"self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate"}
-        names |= {"post_attention_layernorm": "ffn_norm", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
-        if arch == "qwen3":
-            names |= {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
-        for layer in range(layers):
-            for theirs, name in names.items():
-                values = get[f"layers.{layer}.{theirs}.weight"]
-                if arch == "llama" and name in ("attn_q", "attn_k"):
-                    values = pairs(values, heads if name == "attn_q" else keys)
-                add(f"blk.{layer}.{name}.weight", values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+        options = llama.llama_model_quantize_default_params()
+        options.ftype, options.pure = getattr(llama, f"LLAMA_FTYPE_MOSTLY_{kind}"), True
+        if llama.llama_model_quantize(str(written).encode(), str(path).encode(), ctypes.byref(options)):
+            raise SystemExit(f"llama_model_quantize failed for {written}")
+        written.unlink()
     return path
+
+
+def source() -> Path:
+    """Return the folder of llama.cpp's sources, which llama-cpp-python's archive contains; loaded at its first use."""
+    folder = Path(sys.prefix) / "source"
+    if not folder.exists():
+        package = f"llama-cpp-python=={llama.__version__}"
+        with tempfile.TemporaryDirectory() as scratch:
+            command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", "llama-cpp-python"]
+            subprocess.run([*command, "--dest", scratch, package], check=True, stdout=sys.stderr)
+            with tarfile.open(next(Path(scratch).glob("*.tar.gz"))) as archive:
+                archive.extractall(scratch, filter="data")
+            shutil.move(next(Path(scratch).glob("*/vendor/llama.cpp")), folder)
+    return folder
 
 
 def main() -> None:
@@ -105,6 +70,8 @@ def main() -> None:
     llama.llama_backend_init()
     settings = llama.llama_model_default_params()
     model = llama.llama_model_load_from_file(str(convert(checkpoint, kind)).encode(), settings)
+    if not model:
+        raise SystemExit(f"llama.cpp does not load the converted {checkpoint.name}")
     vocabulary = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
     slots, length = work["concurrency"], work["max_length"]
     options = llama.llama_context_default_params()
@@ -157,7 +124,7 @@ def main() -> None:
         return clock, generated
 
     requests = [(r["prompt"], r["new_tokens"]) for r in work["requests"]]
-    serve([(requests[0][0], 8)])
+    serve([(requests[0][0][:WARM_UP], 8)])
     clock, generated = serve(requests)
     print(json.dumps({**clock.figures(), "sample": generated[0][:8]}))
 

@@ -1,0 +1,60 @@
+"""Tables of docs/generation-states.json: decoders that keep a state and a mixture of experts, beside the limit."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from scripts.documentation.figures import FOLDER
+from scripts.documentation.markdown import table
+from scripts.documentation.retrieval import reason
+
+FILE = "generation-states.json"
+LIMIT = "limit of the machine"
+TITLES = {
+    "lfm2-700m": "LFM2-700M: short convolutions in 10 of 16 layers",
+    "qwen3.5-0.8b": "Qwen3.5-0.8B, text alone: the gated delta rule in 18 of 24 layers",
+    "granite-4-h-350m": "Granite-4.0-H-350M: Mamba 2 in 28 of 32 layers",
+    "granite-moe-1b": "Granite-3.1-1B-A400M: 8 of 32 experts a token",
+}
+
+
+def states() -> str:
+    """Return a table of each model: tokens a second by clients and context, and the share of the limit."""
+    figures: dict[str, Any] = json.loads((FOLDER / FILE).read_text("utf-8"))
+    contexts = sorted({int(at.partition("/")[2]) for sides in figures["models"].values() for at in sides[LIMIT]})
+    command = f"scripts/bench generation --contexts {','.join(map(str, contexts))} --output docs/{FILE}"
+    parts = [
+        f"Recorded by `{command}`, some cells at a time, on {figures['date']} on {figures['cores']} cores of an "
+        f"{figures['cpu']} ([figures](../{FILE})). Tokens a second while all clients are being answered; in brackets, "
+        "their share of the limit, tokens a second from the first request to the last token, and the median "
+        "milliseconds to the first token.",
+    ]
+    parts += [_table(name, figures["models"][name]) for name in TITLES if name in figures["models"]]
+    parts += [f"- {title}: {reason(why)}" for title, why in figures.get("refused", {}).items()]
+    return "\n\n".join(parts)
+
+
+def _table(name: str, sides: dict[str, Any]) -> str:
+    limits = sides[LIMIT]
+    cells = sorted(limits, key=lambda at: [int(part) for part in reversed(at.split("/"))])
+    ordered = [*(title for title in sides if title != LIMIT), LIMIT]
+    rows = ((title, *(_cell(sides[title].get(at), limits[at]) for at in cells)) for title in ordered)
+    return f"{TITLES[name]}\n\n{table(('side', *map(_head, cells)), rows)}"
+
+
+def _head(at: str) -> str:
+    clients, context = at.split("/")
+    return f"{clients} client{'s' * (clients != '1')}, {int(context):,} tokens"
+
+
+def _cell(cell: dict[str, float] | None, limit: dict[str, float]) -> str:
+    if not cell or "decode_tokens_per_s" not in cell:
+        return "-"
+    rate = cell["decode_tokens_per_s"]
+    if "tokens_per_s" not in cell:
+        return f"{rate:.0f} at {cell['bandwidth']:.1f} GB/s"
+    share = cell.get("guessed_share", 0.0)
+    guessed = f", {share:.0%} guessed" if share >= 0.005 else ""
+    of_limit = f"{rate / limit['decode_tokens_per_s']:.0%}"
+    return f"{rate:.1f} ({of_limit}, {cell['tokens_per_s']:.1f}, {cell['first_token_ms']:.0f}{guessed})"
