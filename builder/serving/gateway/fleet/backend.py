@@ -57,9 +57,7 @@ class FleetBackend(Backend):
         """Yield the answers of one server. A request whose answer has started is not sent again."""
         model, requested_version = request.model_name, request.model_version
         self.budget.add_request(self.members.now())
-        servers = self.members.accepting()
-        if not servers:
-            raise self.members.unavailable()
+        servers = self.members.accepting_with(model)
         version, holders = holders_of(servers, model, requested_version)
         if not holders:
             raise self._not_loaded(model, version)
@@ -108,6 +106,8 @@ class FleetBackend(Backend):
 
     def _not_loaded(self, model: str, version: str) -> ApiError:
         """Return the error for a model, or a version of it, that no server has loaded."""
+        if not self.members.accepting():
+            return self.members.unavailable()
         what = f"version {version} of {model}" if version else model
         return unavailable(f"no Triton that takes requests has {what} loaded: {self.members.describe()}")
 

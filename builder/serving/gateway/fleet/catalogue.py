@@ -24,9 +24,8 @@ class FleetIndex(ModelIndex):
     async def index(self) -> list[tuple[str, str]]:
         """Return each model that a server has loaded, with the version to ask for. Raises ApiError."""
         await self.members.read_versions()
-        servers = self.members.accepting()
-        names = sorted({name for server in servers for name in server.versions})
-        return [(name, holders_of(servers, name)[0]) for name in names]
+        names = sorted({name for server in self.members.accepting() for name in server.versions})
+        return [(name, holders_of(self.members.accepting_with(name), name)[0]) for name in names]
 
     async def repository_models(self) -> set[str]:
         """Return the models of all repositories, ready or not. Raises ApiError if no server answers."""
@@ -53,7 +52,7 @@ class FleetIndex(ModelIndex):
     async def _first(self, name: str, version: str, ask: Callable[[Triton], Awaitable[T]]) -> T:
         """Return the first answer of the servers that have a model loaded. Raises the last one's ApiError."""
         error = unavailable(f"no Triton that takes requests has {name} loaded")
-        for server in holders_of(self.members.accepting(), name, version)[1]:
+        for server in holders_of(self.members.accepting_with(name), name, version)[1]:
             try:
                 return await ask(server.triton)
             except ApiError as refusal:

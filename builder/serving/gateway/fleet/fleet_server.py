@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from builder.serving.gateway.errors import ApiError, ServerUnreachable
 from builder.serving.gateway.fleet.health import Health
+from builder.serving.gateway.fleet.holders import ModelHolders
 from builder.serving.gateway.fleet.request_work import RequestWork
 from builder.serving.gateway.triton import Triton
 
@@ -36,8 +37,8 @@ class FleetServer:
     `versions`: the loaded versions of each model. `failing_models`: the health of each model on this server.
     """
 
-    def __init__(self, name: str, triton: Triton) -> None:
-        self.name, self.triton = name, triton
+    def __init__(self, name: str, triton: Triton, holders: ModelHolders[FleetServer]) -> None:
+        self.name, self.triton, self.holders = name, triton, holders
         self.work = 0  # tokens
         self.requests = 0
         self.versions: Mapping[str, Sequence[str]] = {}
@@ -111,8 +112,10 @@ class FleetServer:
                 self.is_ready = False
 
     async def read_versions(self) -> None:
-        """Read which models are loaded. Raises ApiError."""
+        """Read which models are loaded, and tell `holders`. Raises ApiError."""
         versions: dict[str, list[str]] = {}
         for name, version in await self.triton.index():
             versions.setdefault(name, []).append(version)
-        self.versions = versions
+        if not self.is_leaving:
+            self.holders.change(self, self.versions, versions)
+            self.versions = versions

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from builder.serving.gateway.errors import ApiError
 from builder.serving.gateway.fleet.fleet_server import FleetServer
+from builder.serving.gateway.fleet.holders import ModelHolders
 from builder.serving.gateway.fleet.metrics import FleetMetrics
 from builder.serving.gateway.fleet.targets import Target, resolve
 from builder.serving.gateway.triton import Triton
@@ -26,10 +27,15 @@ class FleetMembers:
     ) -> None:
         self.targets, self.metrics, self.now = targets, metrics, now
         self.servers: dict[str, FleetServer] = {}
+        self.holders = ModelHolders[FleetServer]()
 
     def accepting(self) -> list[FleetServer]:
         """Return the servers that take new requests, healthy or not."""
         return [server for server in self.servers.values() if server.accepts_requests]
+
+    def accepting_with(self, model: str) -> list[FleetServer]:
+        """Return the servers that take new requests and have a model loaded. Looks at no other server."""
+        return [server for server in self.holders.of(model) if server.accepts_requests]
 
     def describe(self) -> str:
         """Return the state of every server, for messages."""
@@ -78,12 +84,13 @@ class FleetMembers:
     async def _follow(self, addresses: Sequence[str]) -> None:
         for address in addresses:
             if address not in self.servers:
-                self.servers[address] = FleetServer(address, Triton(address))
+                self.servers[address] = FleetServer(address, Triton(address), self.holders)
                 self.metrics.add(self.servers[address])
         for server in list(self.servers.values()):
             server.is_leaving = server.name not in addresses
             if server.is_leaving and not server.requests:
                 del self.servers[server.name]
+                self.holders.change(server, server.versions, {})
                 self.metrics.remove(server)
                 await server.triton.close()
 

@@ -10,6 +10,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from builder.serving.gateway.fleet.holders import ModelHolders
 from builder.serving.gateway.fleet.routing import BALANCE, BATCHED_TOKENS, by_prefix, least_loaded
 from builder.serving.gateway.fleet.versions import holders_of, serving_version
 
@@ -100,3 +101,14 @@ def test_retry_keeps_its_version_while_a_server_has_it() -> None:
     assert holders_of(servers, "a", before="1") == ("1", servers[:1])
     assert holders_of(servers, "a", before="3") == ("2", servers[1:3])
     assert holders_of(servers, "a", requested="3") == ("3", [])
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.frozensets(st.sampled_from("abc"))), max_size=20))
+def test_holders_are_the_servers_that_loaded_a_model_last(changes: list[tuple[int, frozenset[str]]]) -> None:
+    holders, loaded = ModelHolders[int](), dict[int, frozenset[str]]()
+    for server, models in changes:
+        holders.change(server, loaded.get(server, frozenset()), models)
+        loaded[server] = models
+    for model in "abc":
+        assert set(holders.of(model)) == {server for server, models in loaded.items() if model in models}
+    assert set(holders.servers) == set().union(*loaded.values()), "models that no server has are forgotten"

@@ -1,0 +1,69 @@
+"""Routing at scale, on the simulated clock of `scripts/simulate`; and a request's cost in a large fleet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from builder.serving.gateway.fleet.fleet_server import FleetServer
+from builder.serving.gateway.fleet.members import FleetMembers
+from builder.serving.gateway.fleet.metrics import FleetMetrics
+from scripts.simulation import clock
+from scripts.simulation.fleet import Scenario, simulate
+from scripts.simulation.servers import SimulatedTriton, Stopwatch
+
+SMALL = Scenario(servers=12, models=40, gateways=2, seconds=30.0, load=0.4, failures=1)
+
+
+@pytest.fixture(scope="module")
+def figures() -> dict[str, Any]:
+    return simulate(SMALL)
+
+
+def test_simulated_failures_lose_only_streams_that_had_started(figures: dict[str, Any]) -> None:
+    assert figures["requests"] > 500
+    assert figures["failed"] == figures["refused_retries"] == 0
+    assert 0 < figures["cut_streams"] <= 8, "at most the slots of the server that crashed"
+    assert figures["retried"] > 0
+
+
+def test_simulated_traffic_avoids_a_dead_server_and_returns(figures: dict[str, Any]) -> None:
+    crashed, cut_off, slow = (figures["failures"][kind] for kind in ("crashed", "cut off", "slow"))
+    assert crashed["share"] < cut_off["share"] < 0.8
+    assert slow["share"] < 0.8
+    assert cut_off["avoided_after_s"] < 10, "three checks of two seconds, and the pauses between them"
+    assert max(kind["back_after_s"] for kind in (crashed, cut_off)) < 5
+
+
+def test_simulated_prompts_that_begin_alike_meet(figures: dict[str, Any]) -> None:
+    assert figures["prefix_hit_rate"] > 0.8
+
+
+def test_simulation_repeats_itself(figures: dict[str, Any]) -> None:
+    again = simulate(SMALL)
+    assert {**again, "measured": None} == {**figures, "measured": None}
+
+
+def test_request_looks_only_at_servers_that_have_its_model() -> None:
+    """Regression: a decision looked at every server of the fleet."""
+    looked: list[str] = []
+
+    class Counting(FleetServer):
+        @property
+        def accepts_requests(self) -> bool:
+            looked.append(self.name)
+            return True
+
+    async def scenario() -> None:
+        members = FleetMembers([], FleetMetrics(CollectorRegistry()))
+        for number in range(100):
+            triton = SimulatedTriton(str(number), ["common", *["rare"] * (number < 2)], Stopwatch())
+            members.servers[triton.url] = Counting(triton.url, triton, members.holders)
+        await members.read_versions()
+        looked.clear()
+        assert {server.name for server in members.accepting_with("rare")} == {"0", "1"}
+        assert len(looked) == 2
+
+    clock.run(scenario())
