@@ -21,8 +21,8 @@ from builder.graphs.onnx.graph import Graph
 from builder.graphs.onnx.nodes import attributes_of
 from builder.graphs.onnx.weights import computing, take_in
 from builder.options import WeightOptions
-from builder.runtime.generation.executors.openvino_experts import expert_extensions
 from builder.runtime.open_vino import openvino
+from builder.runtime.openvino_experts import expert_extensions
 from tests.decoders import SIZES, make_decoder
 from tests.engines.test_openvino_decoders import check_text_against_transformers, executor_of, paged
 from tests.graphs.test_decoders import prompts

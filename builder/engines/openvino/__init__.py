@@ -36,8 +36,8 @@ def convert(graph: Graph, path: Path, arithmetic: str, half_weights: bool) -> Gr
 
     Raises ExportError if OpenVINO does not read it.
     """
-    from builder.runtime.generation.executors.openvino_experts import expert_extensions
     from builder.runtime.open_vino import openvino
+    from builder.runtime.openvino_experts import expert_extensions
 
     path.parent.mkdir(parents=True, exist_ok=True)
     try:

@@ -18,8 +18,8 @@ import numpy as np
 
 from ...contract import GenerationServing, Session
 from ...open_vino import ConversionExtension, openvino
+from ...openvino_experts import expert_extensions
 from .base import Geometry
-from .openvino_experts import expert_extensions
 from .openvino_graph import BLOCK, DOMAIN, TABLES
 from .paged import OPERATOR, Paged, PagedRows
 

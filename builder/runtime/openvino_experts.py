@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...open_vino import ConversionExtension, openvino
+from .open_vino import ConversionExtension, openvino
 
 DOMAIN = "com.microsoft"
 ABSENT = "NullNode"  # the type of the node that stands for an input left out
