@@ -220,6 +220,7 @@ def test_check_finds_a_removed_or_changed_draft(folder: Path, tmp_path: Path) ->
         ({"engine": "auto"}, r"--draft is not for --engine auto \(name the engine\)"),
         ({"engine": "openvino", "cache": "int8"}, r"--draft is not for --cache int8 of OpenVINO"),
         ({"target": "cuda"}, r"--draft is not for --target cuda"),
+        ({"adapters": 2}, r"--draft is not for --adapters: a draft guesses what the model without them says"),
         ({"engine": "vllm", "precision": "fp16"}, r"--draft cannot be used with --engine vllm"),
         ({"machine": {"memory_gb": 0.0003}}, r"caches of the model and its draft need .* \(8 slots of 128 tokens"),
     ],

@@ -51,6 +51,10 @@ def refuse_draft(spec: BuildSpec) -> None:
     given = [name for name, used in unable.items() if used]
     if spec.draft is not None and given:
         raise SpecError(f"--draft is not for {', '.join(given)}: it runs in process on the CPU")
+    if spec.draft is not None and spec.adapters:
+        raise SpecError(
+            "--draft is not for --adapters: a draft guesses what the model without them says; leave one out"
+        )
 
 
 def load_hidden_states_draft(spec: BuildSpec, target: Checkpoint) -> HiddenStatesDraft | None:
