@@ -14,7 +14,7 @@ from pathlib import Path
 from builder.runtime.encoder import pipeline, request_queue
 from builder.runtime.generation import stats
 from builder.runtime.shared import host
-from scripts.documentation import code, decoders, figures, outcomes, reference, retrieval, rules
+from scripts.documentation import classes, code, decoders, figures, outcomes, reference, retrieval, rules
 
 ROOT = Path(__file__).parent.parent.parent
 POSTS = ("accelerated", "onnxruntime", "bert", "serving", "quantisation", "training", "arithmetic", "level", "seq2seq")
@@ -33,6 +33,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "cards": code.cards,
     "gpu-wheels": code.gpu_wheels,
     "every-architecture": outcomes.every_architecture,
+    "release-classes": classes.classes,
     "release-matrix": outcomes.release_matrix,
     "clients": outcomes.clients,
     "configuration": reference.configuration,
