@@ -148,6 +148,7 @@ ODDITIES: dict[str, dict[str, Any]] = {  # values that the names of the fields d
     "deepseek_ocr2_text": {"num_experts_per_tok": 2, "mlp_layer_types": ["dense", "sparse"]},
     "diffusion_gemma_text": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16},
     "dots3_note_text": {"index_topk": POSITIONS, "shared_experts_intermediate_size": 16, "index_head_dim": 8},
+    "doge": {"keep_window_size": POSITIONS},  # of no longer texts is a key left out
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "emu3": {"vocabulary_map": IMAGE_TOKENS},
     "ernie4_5_vl_moe_text": {
@@ -185,6 +186,7 @@ ODDITIES: dict[str, dict[str, Any]] = {  # values that the names of the fields d
             "patch_size": 16,
         },
     },
+    "inkling2_text": {"unpadded_vocab_size": ROWS},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 8, "mamba_d_state": 8},
     "kimi_linear": {"num_experts_per_token": 2, "num_expert_group": 1, "topk_group": 1},
     "layoutlmv3": {"coordinate_size": 6, "shape_size": 4},
@@ -228,8 +230,12 @@ ODDITIES: dict[str, dict[str, Any]] = {  # values that the names of the fields d
         "indexer_n_heads": 2,
         "indexer_kv_heads": 1,
         "indexer_head_dim": 8,
-        "indexer_budget": 16,
+        "indexer_budget": 128,
         "indexer_compress_ratio": 4,
+        "ple_layer_ids": [1],
+        "ngram_vocab_size_base": 50,
+        "heads_per_ngram": 2,
+        "split_ngram_parts": 1,
     },
     "recurrent_gemma": {"num_hidden_layers": 3, "lru_width": HIDDEN},
     "reformer": {
@@ -240,11 +246,12 @@ ODDITIES: dict[str, dict[str, Any]] = {  # values that the names of the fields d
         "num_buckets": 2,
         "attn_layers": ["local", "lsh"],
     },
+    "rwkv": {"context_length": POSITIONS},
     "t5": {"decoder_start_token_id": 0},
     "timm_wrapper": {"model_args": {"embed_dim": HIDDEN}},
     "vibevoice_acoustic_tokenizer_encoder": {"num_filters": 2},
     "vibevoice_asr": {"acoustic_tokenizer_chunk_size": 3200},
-    "xlstm": {"chunk_size": 16, "hidden_size": 128, "embedding_dim": 128, "max_inference_chunksize": 16},
+    "xlstm": {"chunk_size": 16, "hidden_size": 128, "embedding_dim": 128},
     "xmod": {"default_language": "en_XX", "languages": ["en_XX"]},
     "zamba": {
         "mamba_dt_rank": 8,
@@ -265,6 +272,7 @@ ODDITIES: dict[str, dict[str, Any]] = {  # values that the names of the fields d
         "hybrid_layer_ids": [1, 3],
     },
 }
+DECODING = {"big_bird": {"block_size": 32}}  # of heads that generate: sparse beyond the last position
 CREATED = {"gemma4_assistant": {"text_config": SHARES_ALL}}  # values without which there is no default configuration
 
 
@@ -279,7 +287,7 @@ def tiny_config(head: str, model_type: str) -> PreTrainedConfig:
     defaults = kind(**CREATED.get(model_type, {})).to_dict()
     options = {**_small(defaults), **ODDITIES.get(model_type, {})}
     if head in GENERATING:
-        options |= {"is_decoder": True} if "is_decoder" in defaults else {}
+        options |= ({"is_decoder": True} if "is_decoder" in defaults else {}) | DECODING.get(model_type, {})
     elif head != "MASKED_LM":
         options["num_labels"] = 3
     return kind(**options)

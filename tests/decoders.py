@@ -72,6 +72,22 @@ ROUTED = {
     "moe_intermediate_size": 16,
     "first_k_dense_replace": 1,
 }
+INKLING = {
+    "layer_types": ["hybrid_sliding", "hybrid"],
+    "swa_num_attention_heads": 4,
+    "swa_num_key_value_heads": 2,
+    "swa_head_dim": 8,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "sliding_window_size": 16,
+    "rel_extent": 24,
+    "d_rel": 4,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "unpadded_vocab_size": VOCABULARY,
+}
 LATENT_EXPERTS = "latents in the cache; experts"
 CHAT = (
     "{{ bos_token }}{% for message in messages %}{% if message.role not in ('system', 'user', 'assistant') %}"
@@ -94,6 +110,10 @@ DECODERS: dict[str, Decoder] = {
     "arcee": Decoder(GROUPED),
     "biogpt": Decoder(),
     "bamba": Decoder({**SCAN, "attn_layer_indices": [1]}, note="Mamba 2"),
+    "big_bird": Decoder(
+        {"is_decoder": True, "block_size": 32, "num_random_blocks": 1},
+        note="texts as long as their keys are not in blocks",
+    ),
     "bloom": Decoder(note="ALiBi as attention bias"),
     "codegen": Decoder({"n_positions": 256, "n_ctx": 256, "rotary_dim": 4}),
     "cohere": Decoder(GROUPED),
@@ -104,6 +124,8 @@ DECODERS: dict[str, Decoder] = {
         {**LATENT, **ROUTED, "index_topk": 128, "index_n_heads": 4, "index_head_dim": 16},
         note="latents in the cache; experts; texts as long as its index chooses keys",
     ),
+    "diffllama": Decoder(GROUPED, note="differential attention"),
+    "doge": Decoder({**GROUPED, "keep_window_size": 128}, note="scores of keys; texts as long as none is left out"),
     "ernie4_5": Decoder(GROUPED),
     "exaone4": Decoder(ALTERNATING, note="sliding window"),
     "falcon": Decoder({"new_decoder_architecture": False, "multi_query": True, "parallel_attn": True}),
@@ -189,6 +211,22 @@ DECODERS: dict[str, Decoder] = {
             "mamba_dt_rank": 4,
         },
         note="Mamba",
+    ),
+    "inkling_text": Decoder(
+        {**INKLING, "log_scaling_n_floor": 8}, note="biases of each query by distance, sliding window; experts"
+    ),
+    "inkling2_text": Decoder(
+        {**INKLING, "log_scaling_n_floor": 8},
+        note="biases and sinks of each query, sliding window; experts",
+    ),
+    "jetmoe": Decoder(
+        {
+            "num_key_value_heads": 2,
+            "kv_channels": 8,
+            "num_experts_per_tok": 2,
+            "num_local_experts": 4,
+        },
+        note="experts, of attention too",
     ),
     "lfm2": Decoder({**GROUPED, "layer_types": ["conv", "full_attention"]}, note="short convolutions"),
     "lfm2_moe": Decoder(
@@ -298,16 +336,55 @@ DECODERS: dict[str, Decoder] = {
         {**GROUPED, "head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
         note="experts",
     ),
+    "qwen4_exp_text": Decoder(
+        {
+            **DELTA,
+            "layer_types": ["linear_attention", "indexed_attention"],
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 16,
+            "hc_count": 2,
+            "hc_lowrank": 8,
+            "ple_layer_ids": [1],
+            "heads_per_ngram": 2,
+            "ngram_vocab_size_base": 50,
+            "split_ngram_parts": 1,
+            "indexer_n_heads": 2,
+            "indexer_kv_heads": 1,
+            "indexer_head_dim": 8,
+            "indexer_budget": 128,
+            "indexer_compress_ratio": 4,
+        },
+        note="gated delta rule, n-grams; experts; texts as long as its index chooses keys",
+    ),
     "recurrent_gemma": Decoder(
         {**GROUPED, "num_hidden_layers": 3, "lru_width": 32, "head_dim": 8, "attention_window_size": 16},
         note="gated linear recurrence, sliding window",
     ),
     "roberta": Decoder({"is_decoder": True}, note="positions after a padding row"),
+    "rwkv": Decoder(note="RWKV-4, no attention"),
     "seed_oss": Decoder({**GROUPED, "head_dim": 8}),
     "smollm3": Decoder({**GROUPED, "no_rope_layers": [1, 0]}, note="layers without positions"),
     "stablelm": Decoder({**GROUPED, "partial_rotary_factor": 0.25}, note="partial rotary"),
     "starcoder2": Decoder(WINDOW, note="sliding window"),
+    "xlstm": Decoder(
+        {"num_heads": 2, "hidden_size": 128, "embedding_dim": 128, "num_blocks": 2, "chunk_size": 16},
+        note="xLSTM, no attention",
+    ),
     "youtu": Decoder(LATENT, note="latents in the cache"),
+    "zaya": Decoder(
+        {
+            **GROUPED,
+            "head_dim": 8,
+            "cca_time1": 3,
+            "num_experts": 4,
+            "moe_intermediate_size": 16,
+            "router_hidden_size": 16,
+            "attention_bias": True,
+        },
+        note="convolutions of queries and keys; experts",
+    ),
     "zamba2": Decoder(
         {
             **GROUPED,

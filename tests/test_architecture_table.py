@@ -37,16 +37,12 @@ def test_table_outcomes_are_known_and_have_a_reason() -> None:
     ("head", "model_type", "outcome", "message"),
     [
         ("CAUSAL_LM", "cwm", "verified", ""),
-        (
-            "CAUSAL_LM",
-            "rwkv",
-            "refused",
-            "rwkv cannot be served for generation: it returns no cache of keys and values",
-        ),
+        ("CAUSAL_LM", "rwkv", "verified", ""),
+        ("CAUSAL_LM", "reformer", "refused", "reformer cannot be served for generation: its tokens see those in the"),
         ("CAUSAL_LM", "gemma4_assistant", "refused", "keys and values of the model that it drafts for"),
         ("CAUSAL_LM", "mllama", "verified", "it also reads image"),
         ("CAUSAL_LM", "musicgen", "refused", "MusicgenForCausalLM, takes musicgen_decoder alone"),
-        ("CAUSAL_LM", "prophetnet", "refused", "prophetnet cannot be served for generation: it takes no position_ids"),
+        ("CAUSAL_LM", "prophetnet", "refused", "prophetnet cannot be served for generation: it predicts from"),
         pytest.param("TOKEN_CLASSIFICATION", "megatron-bert", "verified", "", marks=pytest.mark.slow),
     ],
 )

@@ -59,6 +59,8 @@ def check_configuration(config: PreTrainedConfig, model: str) -> PreTrainedConfi
         if value is not None and not (isinstance(value, int) and value >= 1):
             raise CheckpointError(f"the config.json of {model} says {name} {value!r}; expected a number of at least 1")
     _forget_implementations(config)
+    if getattr(config, "rescale_every", 0):
+        config.rescale_every = 0  # RWKV would divide weights, for fp16, in memory that is read from their file again
     return config
 
 

@@ -42,8 +42,9 @@ from tests.tiny_encoders import VOCABULARY
 REFUSED = {"gemma2": "caps scores", "llama4_text": "in chunks"}
 # layers that keep a state, which a build refuses before it exports
 STATEFUL = (
-    "bamba", "falcon_h1", "granitemoehybrid", "jamba", "lfm2", "lfm2_moe", "mamba2", "minimax", "nemotron_h",
-    "olmo_hybrid", "qwen3_5_text", "qwen3_next", "recurrent_gemma", "zamba2",
+    "bamba", "falcon_h1", "granitemoehybrid", "inkling_text", "inkling2_text", "jamba", "lfm2", "lfm2_moe", "mamba2",
+    "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5_text", "qwen3_next", "qwen4_exp_text", "recurrent_gemma", "rwkv",
+    "xlstm", "zamba2", "zaya",
 )  # fmt: skip
 # fused QKV, windows, ALiBi, partial rotation, sinks, latents
 CHECKED = ("gpt2", "mistral", "bloom", "gpt_neox", "gpt_oss", "minicpm3")

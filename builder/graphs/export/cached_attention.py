@@ -156,11 +156,22 @@ def chunk_bias(size: int) -> torch.Tensor:
     """
     cache = running_cache()
     if cache.bias is None:
-        if cache.token_positions is None:
-            raise ExportError("attention in chunks is fused in decoders alone, by the positions of their tokens")
-        begins = cache.token_positions - cache.token_positions % size
+        positions = _token_positions()
+        begins = positions - positions % size
         cache.bias = torch.where(torch.arange(_total_length()) < begins[:, None, :, None], HIDDEN, 0.0)
     return cache.bias
+
+
+def key_distances() -> torch.Tensor:
+    """Return how many tokens each key is before each query, (batch, sequence, total length); negative after it."""
+    return _token_positions()[..., None] - torch.arange(_total_length())
+
+
+def _token_positions() -> torch.Tensor:
+    positions = running_cache().token_positions
+    if positions is None:
+        raise ExportError("attention by the positions of tokens is fused in decoders alone")
+    return positions
 
 
 def _total_length() -> Any:
@@ -181,11 +192,13 @@ def _attention(
     softcap: float | None = None,
     position_bias: torch.Tensor | None = None,
     s_aux: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Compute attention as a function of transformers. The window is the mask's; `s_aux` are the sinks.
+    """Compute attention as a function of transformers. The window is the mask's.
 
-    Flash attention reads `sliding_window`; the attentions that transformers answers with here do not.
+    `s_aux` are the sinks of heads, `sinks` those of each query: (batch, heads, sequence, 1), beside a bias on
+    positions. Flash attention reads `sliding_window`; the attentions that transformers answers with here do not.
     """
     refuse_unknown(options)
     scale = scaling if scaling is not None else 1.0 / math.sqrt(query.shape[-1])
@@ -200,6 +213,11 @@ def _attention(
             "its bias on positions is for the new tokens alone: it counts by the length of the cache, in which the "
             "rows of a batch differ"
         )
+    if sinks is not None:
+        if position_bias is None:
+            raise ExportError("sinks of each query have a fused operator beside a bias on positions alone")
+        # a softmax of scores that all differ by one number is the same: those sinks are 0 then
+        position_bias, s_aux = position_bias - sinks, sinks.new_zeros(query.shape[1])
     mask = unchanged(attention_mask, cache.layer)
     if mask.chunk is not None:
         if position_bias is not None:

@@ -32,7 +32,7 @@ from transformers.cache_utils import EncoderDecoderCache
 
 from builder.checkpoints.drafts.layers import TargetStates
 from builder.common.errors import ExportError
-from builder.graphs.export.architectures import fused_attention, own_layers
+from builder.graphs.export.architectures import fused_attention, own_layers, refuse_unseen_tokens
 from builder.graphs.export.cached_attention import CACHED
 from builder.graphs.export.caches import ExportCache, ExportStates, cache_argument, exporting
 from builder.graphs.export.chosen_experts import chosen_experts
@@ -45,6 +45,7 @@ from builder.graphs.export.positions import PROBE, are_close, first_position, lo
 from builder.graphs.export.program import export_graph
 from builder.graphs.export.rotary import equal_positions, fused_rotary, settled_frequencies
 from builder.graphs.export.states import fused_states, state_shapes
+from builder.graphs.export.unserved import refuse_unserved
 from builder.graphs.onnx.experts import order_experts
 from builder.graphs.onnx.graph import MODEL_FILE, Graph
 from builder.graphs.onnx.operators import CACHED_ATTENTION, STATEFUL
@@ -150,6 +151,7 @@ def export_decoder(
         rows, first = table_rows(model), first_position(model)
         stacks = {} if capacity is None else capacity.shapes(adaptable_layers(model))
         _refuse_later_tokens(model)
+        refuse_unseen_tokens(model, max_length)
         adapted = [name.removeprefix(LORA_A) for name in stacks if name.startswith(LORA_A)]
         step = DecoderGraph(model, caches, rows, adapted, states, first)
         after = () if states is None else (HIDDEN_STATES,)
@@ -191,6 +193,8 @@ def cache_shapes(model: PreTrainedModel, **inputs: torch.Tensor) -> tuple[LayerS
 
     Raises ExportError, which names the model.
     """
+    with refused_by_name(model):
+        refuse_unserved(model)
     own = own_layers(model)
     if own is not None:
         return own

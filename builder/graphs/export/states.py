@@ -59,7 +59,7 @@ def causal_convolution(
     width - 1 tokens, (batch, width - 1, channels): with the channels last, as the products before and after it have
     them, the transpositions around it cancel out. Returns (batch, channels, sequence).
     """
-    states = _running_states()
+    states = running_states()
     past = states.take()
     fused = activation in FUSED_ACTIVATIONS
     tokens = hidden_states.transpose(1, 2)
@@ -74,6 +74,15 @@ def causal_convolution(
     states.put(torch.where(states.appended[:, None, None], present, past))
     output = output.transpose(1, 2)
     return output if fused or activation is None else ACT2FN[activation](output)
+
+
+def previous_tokens(tokens: torch.Tensor) -> torch.Tensor:
+    """Return the token before each of `tokens` (batch, sequence, channels), zeros before a text's first.
+
+    It is a convolution over the running layer's next state, (batch, 1, channels).
+    """
+    weight = torch.tensor([[1.0, 0.0]]).repeat(tokens.shape[-1], 1)
+    return causal_convolution(tokens.transpose(1, 2), weight).transpose(1, 2)
 
 
 def gated_delta_rule(
@@ -173,7 +182,7 @@ def decaying_attention(
 
 def _advancing(values: torch.Tensor) -> torch.Tensor:
     """Return `values` (batch, ...) of the rows that a call appends to, and 0, which changes no state, of the others."""
-    appended = _running_states().appended
+    appended = running_states().appended
     return torch.where(appended.reshape(-1, *[1] * (values.dim() - 1)), values, 0.0)
 
 
@@ -197,7 +206,7 @@ def _linear_attention(
 
     Returns its output, shaped like `value`, and the state after it.
     """
-    states = _running_states()
+    states = running_states()
     past = states.take()
     batch, sequence, heads, size = value.shape
     output, present = torch.onnx.ops.symbolic_multi_out(
@@ -231,7 +240,8 @@ def state_shapes(model: PreTrainedModel, layer: CacheLayerMixin) -> tuple[tuple[
     return (*convolutions, *recurrences)
 
 
-def _running_states() -> ExportStates:
+def running_states() -> ExportStates:
+    """Return the states of the forward that runs now. Raises ExportError if its cache has none."""
     states = running_cache().states
     if states is None:
         raise ExportError("its layers keep a state that its cache does not show after a run")

@@ -16,7 +16,8 @@ CACHED_PAST = 3  # the place of past_key among its inputs; empty without a cache
 CACHED_BIAS = 10  # the place of attention_bias among its inputs
 CACHED_SINKS = 11  # the place of head_sink
 SHARED_CACHE_NEED = "GroupQueryAttention over another layer's cache"  # its name in OPERATOR_NEEDS
-STATEFUL = ("CausalConvWithState", "LinearAttention")  # over a state that is updated in place
+FUSED_STATES = ("CausalConvWithState", "LinearAttention")  # over a state that is updated in place
+STATEFUL = (*FUSED_STATES, "Scan")  # a recurrence without an operator of its own is a Scan of others
 EXPERTS = "MoE"  # a mixture of experts that reads the chosen ones
 EXPERTS_NEED = "MoE on CPU"  # its name in OPERATOR_NEEDS
 QUANTISED_EXPERTS = "QMoE"  # the same with weights of 4 or 8 bits
@@ -26,7 +27,7 @@ SPARSE_EXPERTS = (EXPERTS, QUANTISED_EXPERTS)
 FUSED = (
     ATTENTION,
     CACHED_ATTENTION,
-    *STATEFUL,
+    *FUSED_STATES,
     "RotaryEmbedding",
     "SkipLayerNormalization",
     "LayerNormalization",

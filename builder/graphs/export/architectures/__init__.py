@@ -3,8 +3,8 @@
 The folder is the registry: `<model_type>.py` has `REPLACED`, a class of transformers, the name of its method, and a
 method with which every attention emits the fused operator; or several such triples. It may have `prepared`, a context
 manager in which a model has the modules that those methods use. Where transformers' cache does not show what a layer
-keeps of a text, `layers` returns it, by the configuration. An architecture without a file here needs none, or exports
-unfused.
+keeps of a text, `layers` returns it, by the configuration. Where tokens of a long text do not see all of those before
+them, `seen_tokens` returns up to how many they do. An architecture without a file here needs none, or exports unfused.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from types import ModuleType
 
 from transformers import PreTrainedModel
 
+from builder.common.errors import ExportError
 from builder.common.replaced import replaced
 from builder.runtime.contract import LayerShape
 
@@ -37,6 +38,17 @@ def own_layers(model: PreTrainedModel) -> tuple[LayerShape, ...] | None:
     """Return what each layer keeps of a text, by the architecture's own file; None if transformers' cache shows it."""
     found = getattr(_file_of(model), "layers", None)
     return None if found is None else tuple(found(model.config))
+
+
+def refuse_unseen_tokens(model: PreTrainedModel, max_length: int) -> None:
+    """Raise ExportError if tokens of a text of `max_length` tokens do not see all of those before them."""
+    found = getattr(_file_of(model), "seen_tokens", None)
+    seen = None if found is None else found(model.config)
+    if seen is not None and seen < max_length:
+        raise ExportError(
+            f"in texts of more than {seen} tokens it chooses the keys that each token sees, by their values; the fused "
+            f"attention over a cache sees all: build it for shorter texts, with --max-length {seen} or less"
+        )
 
 
 def _file_of(model: PreTrainedModel) -> ModuleType | None:
