@@ -69,18 +69,28 @@ def lock_file(path: Path, on_wait: Callable[[], None] = lambda: None) -> Iterato
 
     The file exists only meanwhile, and a process that dies releases it. Raises OSError.
     """
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            on_wait()
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
-            break
-        os.close(descriptor)  # its former holder has removed the file
+    descriptor = _lock(path, on_wait)
     try:
         yield
     finally:
         path.unlink(missing_ok=True)
         os.close(descriptor)
+
+
+def _lock(path: Path, on_wait: Callable[[], None]) -> int:
+    """Return a descriptor of the file `path` that has its lock. Raises OSError."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                on_wait()
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), path.stat()):
+                    return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # its former holder has removed the file

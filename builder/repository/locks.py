@@ -1,9 +1,8 @@
 """Locks and staging folders of a repository, and advice on a disk or a folder that refuses a change.
 
-They lie beside the repository. If that is a mount of its own, they lie in it, because files move by renaming, which one
-file system must do; what is beside it may not be writable at all. A process holds a lock on each staging folder of its
-own, so that the folder of a killed process is recognised. Take a
-model's lock before the repository's.
+They lie beside the repository or, if it is a mount of its own, in it: files move by renaming, which works within one
+file system, and the folder beside a mount may not be writable. A process holds a lock on each of its staging folders,
+so that the folder of a killed process is recognised. Take a model's lock before the repository's.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def run_job(job: BuildJob, worker: str, on_progress: OnProgress = lambda progres
 
 @contextmanager
 def _locked_build(job: BuildJob, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Hold the lock of builds with the key of `job`; without one if the key or the lock is not to be had."""
+    """Hold the lock of builds with the key of `job`; hold none if the key or the lock is not available."""
     with ExitStack() as stack:
         with suppress(BuilderError, OSError):  # the build itself reports a checkpoint that cannot be read
             folder = cache_home() / LOCKS

@@ -4,7 +4,7 @@ runtimes/, programs/   packages fetched from an index to run here: engines of Tr
                        folder of its own, whole or not there
 published/             where each content of a repository was published last, so that another model with the same one
                        links to it: a symbolic link named by its SHA-256, which breaks when the file is removed
-locks/                 the keys of builds that run, so that no second process of this machine builds the same meanwhile
+locks/                 a file for each running build, named by its key, so that two processes do not build the same
 """
 
 from __future__ import annotations
