@@ -37,8 +37,9 @@ class Source:
 
 
 PREDICTOR = (
-    "annotations automountServiceAccountToken autoScaling deploymentStrategy enableServiceLinks initContainers labels "
-    "maxReplicas minReplicas model securityContext terminationGracePeriodSeconds topologySpreadConstraints volumes"
+    "annotations autoScaling automountServiceAccountToken deploymentStrategy enableServiceLinks imagePullSecrets "
+    "initContainers labels maxReplicas minReplicas model nodeSelector priorityClassName runtimeClassName "
+    "securityContext serviceAccountName terminationGracePeriodSeconds tolerations topologySpreadConstraints volumes"
 )
 OF_KUBERNETES = ("template", "headService", "autoscalerOptions")
 UNSAID = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}

@@ -28,7 +28,7 @@ from builder.checkpoints.tasks import all_tasks
 from builder.commands.build import OWN
 from builder.common.distribution import DISTRIBUTION
 from builder.common.errors import SpecError
-from builder.options import load_specs, make_spec
+from builder.options import load_pod_options, load_specs, make_spec
 from builder.repository.sharing.hosting import NAMES_THE_MODEL
 from builder.runtime.generation.adapter_files import ADAPTER
 from builder.serving.gateway.app import routes
@@ -261,6 +261,7 @@ def check_yaml(title: str, text: str, folder: Path) -> None:
     (folder / "checkpoints" / "news").mkdir(parents=True, exist_ok=True)
     with contextlib.chdir(folder):
         assert load_specs(path)
+        load_pod_options(path)
 
 
 def check_python(text: str) -> None:

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 import builder
 from builder.cli import VERBS
 from builder.common.errors import SpecError
-from builder.options import BuildSpec
+from builder.options import BuildSpec, PodOptions
 from scripts.documentation.pages import pages, rendered
 from tests.documents import (
     ROOT,
@@ -174,7 +174,7 @@ def test_links_to_files_outside_the_site_exist() -> None:
 
 
 def test_configuration_reference_describes_every_key() -> None:
-    groups: list[type[BaseModel]] = [BuildSpec]
+    groups: list[type[BaseModel]] = [BuildSpec, PodOptions]
     for group in groups:
         for name, field in group.model_fields.items():
             assert field.description, f"{group.__name__}.{name} has no docstring"

@@ -53,6 +53,13 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="a models.yaml whose `load:` and `machine:` size replicas (default: as built)",
     )
+    add(
+        "--pod",
+        type=Path,
+        metavar="FILE",
+        help="a models.yaml whose `pod:` says what the cluster asks of each pod: image pull secrets, tolerations, node "
+        "selector, priority class, service account, runtime class and images (default: the file of --plan)",
+    )
     add("--cores", type=count, metavar="N", help="cores of a replica (default: as built, or planned)")
     add(
         "--replicas",
@@ -118,8 +125,9 @@ def run(options: argparse.Namespace) -> int:
 
 def _deployment(options: argparse.Namespace) -> Deployment:
     """Return the deployment that the options describe. Raises SpecError and RepositoryError."""
-    from builder.clusters.deploy.contents import as_built, as_planned, read_deployed_models
+    from builder.clusters.deploy.contents import as_built, as_planned, pulled_bytes, read_deployed_models
     from builder.clusters.deploy.deployment import Deployment, Scaling, SecretNames, check_deployment
+    from builder.options import PodOptions, load_pod_options
     from builder.repository.signing_keys import trusted_text
     from builder.repository.stores.store import is_store
 
@@ -130,7 +138,7 @@ def _deployment(options: argparse.Namespace) -> Deployment:
         size = as_built(models, options.cores)
     else:
         models, size = as_planned(models, options.plan, options.replicas, options.cores)
-    most = options.max_replicas
+    most, described = options.max_replicas, options.pod or options.plan
     return check_deployment(
         Deployment(
             name=options.name,
@@ -148,6 +156,8 @@ def _deployment(options: argparse.Namespace) -> Deployment:
             probed=tuple(options.probe),
             monitored=options.monitor,
             pooled=options.inference_pool,
+            pulled=pulled_bytes(options.repository, models) if is_store(options.repository) else None,
+            pod=PodOptions() if described is None else load_pod_options(described),
         )
     )
 

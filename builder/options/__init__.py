@@ -5,7 +5,8 @@ Knows options and their limits; knows nothing about checkpoints, graphs or Trito
 
 from builder.options.build_spec import BuildSpec
 from builder.options.parts import Capacity, Source, WeightOptions, WholeCheckpoint
-from builder.options.reading import Entry, load_entries, load_specs, make_spec
+from builder.options.pod import PodImages, PodOptions, Toleration
+from builder.options.reading import Entry, load_entries, load_pod_options, load_specs, make_spec
 from builder.options.sections import VLLM, Calibration, Gpu, Load, Profile, TensorRT, TensorRTLLM
 from builder.options.serving import Card, Machine, QueuePolicy, RateLimiterResource, RequestLimitOptions, Serving
 
@@ -19,6 +20,8 @@ __all__ = [
     "Gpu",
     "Load",
     "Machine",
+    "PodImages",
+    "PodOptions",
     "Profile",
     "QueuePolicy",
     "RateLimiterResource",
@@ -27,9 +30,11 @@ __all__ = [
     "Source",
     "TensorRT",
     "TensorRTLLM",
+    "Toleration",
     "WeightOptions",
     "WholeCheckpoint",
     "load_entries",
+    "load_pod_options",
     "load_specs",
     "make_spec",
 ]

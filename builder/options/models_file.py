@@ -19,7 +19,8 @@ import yaml
 
 from builder.common.errors import SpecError
 
-KEYS = ("models", "defaults", "include")
+POD = "pod"
+KEYS = ("models", "defaults", "include", POD)
 MATRIX = "matrix"
 PATTERN = re.compile(r"[*?\[]")  # characters that no Hub id has
 Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is ten times faster
@@ -59,11 +60,19 @@ def read_models_file(
     if path.resolve() in including:
         raise SpecError(f"{path} includes itself, by way of {including[-1]}")
     document, lines = _read(path)
+    if including and POD in document:
+        raise SpecError(f"{path}: `{POD}` is for all models: it belongs in {including[0]}, which includes this file")
     defaults = {**(defaults or {}), **_mapping(document.get("defaults"), f"{path}: `defaults`")}
     for position, entry in enumerate(document.get("models") or ()):
         yield from _expanded(defaults, entry, EntryLocation(path, lines[position], position))
     for included in _included(path, document.get("include")):
         yield from read_models_file(included, defaults, (*including, path.resolve()))
+
+
+def read_pod_section(path: Path) -> dict[str, Any]:
+    """Return the section `pod` of a models.yaml, unchecked; empty if it has none. Raises SpecError."""
+    document, _ = _read(path)
+    return _mapping(document.get(POD), f"{path}: `{POD}`")
 
 
 def _read(path: Path) -> tuple[dict[str, Any], list[int]]:

@@ -12,7 +12,8 @@ from pydantic import BaseModel, ValidationError
 
 from builder.common.errors import SpecError
 from builder.options.build_spec import BuildSpec
-from builder.options.models_file import EntryLocation, nearest, read_models_file
+from builder.options.models_file import POD, EntryLocation, nearest, read_models_file, read_pod_section
+from builder.options.pod import PodOptions
 
 SHOWN = 5  # errors of a models.yaml
 
@@ -33,7 +34,7 @@ def make_spec(**options: Any) -> BuildSpec:
     try:
         return BuildSpec(**options)
     except ValidationError as error:
-        raise SpecError(_explain(error, options.get("model"))) from None
+        raise SpecError(_explain(error, options.get("model"), BuildSpec)) from None
 
 
 def load_specs(path: Path) -> list[BuildSpec]:
@@ -61,6 +62,15 @@ def load_entries(path: Path) -> list[Entry]:
     return entries
 
 
+def load_pod_options(path: Path) -> PodOptions:
+    """Read the section `pod` of a models.yaml; the defaults if it has none. Raises SpecError."""
+    section = read_pod_section(path)
+    try:
+        return PodOptions(**section)
+    except ValidationError as error:
+        raise SpecError(_explain(error, f"{path}: {POD}", PodOptions)) from None
+
+
 def _refuse_equal_names(entries: Sequence[Entry]) -> None:
     known: dict[str, EntryLocation] = {}
     for entry in entries:
@@ -73,22 +83,21 @@ def _refuse_equal_names(entries: Sequence[Entry]) -> None:
         known[name] = entry.origin
 
 
-def _explain(error: ValidationError, model: str | None) -> str:
+def _explain(error: ValidationError, subject: str | None, read: type[BaseModel]) -> str:
     lines = []
     for problem in error.errors():
         path = ".".join(str(part) for part in problem["loc"])
         if problem["type"] == "extra_forbidden":
-            owner = _owner(problem["loc"][:-1])
+            owner = _owner(problem["loc"][:-1], read)
             lines.append(f"unknown key {path!r}{nearest(str(problem['loc'][-1]), list(owner.model_fields))}")
         else:
             message = problem["msg"].removeprefix("Value error, ")
             lines.append(f"{path}: {message}, found {problem['input']!r}" if path else message)
-    return (f"{model}: " if model else "") + "; ".join(lines)
+    return (f"{subject}: " if subject else "") + "; ".join(lines)
 
 
-def _owner(location: Sequence[int | str]) -> type[BaseModel]:
-    """Return the part of a BuildSpec at `location`, through optional parts and lists of parts."""
-    owner: type[BaseModel] = BuildSpec
+def _owner(location: Sequence[int | str], owner: type[BaseModel]) -> type[BaseModel]:
+    """Return the part of `owner` at `location`, through optional parts and lists of parts."""
     for part in location:
         if part in owner.model_fields:
             owner = next(_parts(owner.model_fields[str(part)].annotation), owner)

@@ -37,6 +37,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "release-matrix": outcomes.release_matrix,
     "clients": outcomes.clients,
     "configuration": reference.configuration,
+    "pod": reference.pod,
     "commands": reference.commands,
     "rules": rules.rules,
     "bench-encoders": figures.encoders,

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from builder.cli import VERBS
-from builder.options import BuildSpec
+from builder.options import BuildSpec, PodOptions
 from scripts.documentation.markdown import table
 
 HEADS = ("key", "values", "meaning")
@@ -28,6 +28,11 @@ def configuration() -> str:
     for name, field in groups:
         parts += _sections(name, _groups(field.annotation)[0])
     return "\n\n".join(parts)
+
+
+def pod() -> str:
+    """Return every key of the section `pod` of a models.yaml."""
+    return "\n\n".join(_sections("pod", PodOptions))
 
 
 def _sections(path: str, model: type[BaseModel]) -> list[str]:

@@ -58,6 +58,13 @@ def fetch_descriptions(store: Store, versions: dict[str, int | None], folder: Pa
                 (folder / entry / file).write_bytes(target.read_bytes())
 
 
+def pulled_bytes(url: str, models: Sequence[DeployedModel]) -> int:
+    """Return the bytes of the files that a replica pulls from the store at `url`. Raises RepositoryError."""
+    store = open_store(url)
+    manifests = [store.manifest(model.name, model.version) for model in models]
+    return sum(blob.size for manifest in manifests for blob in manifest.files.values())
+
+
 def _of_folder(folder: Path, versions: dict[str, int | None], origin: str = "") -> tuple[DeployedModel, ...]:
     fronts = [path.parent.name for path in sorted(folder.glob(f"*/{REPORT}")) if is_front(path.parent)]
     shared = {model.name: model for model in shared_fronts(folder)}

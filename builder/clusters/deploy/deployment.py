@@ -6,12 +6,13 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from builder.common.addresses import is_address
 from builder.common.errors import SpecError
+from builder.options import PodOptions
 from builder.repository.report.record import BuildReport
 from builder.serving.plan.lines import ModelPlan
 
@@ -95,7 +96,8 @@ class Deployment:
     `repository`: a folder, or the address of an object store; `registry`: of the images, None if it was not
     given; `endpoint`: of the object store, if it is not the scheme's own; `trusted`: the public key, or the
     certificates, that pulled models must be signed with (PEM); `probed`: models whose replicas are probed; `monitored`:
-    Prometheus' operator is there; `pooled`: an inference gateway chooses the replica.
+    Prometheus' operator is there; `pooled`: an inference gateway chooses the replica; `pod`: requirements of the
+    cluster for each pod; `pulled`: bytes that a replica pulls from the store, None if unknown.
     """
 
     name: str
@@ -113,6 +115,8 @@ class Deployment:
     probed: tuple[str, ...] = ()
     monitored: bool = False
     pooled: bool = False
+    pod: PodOptions = field(default_factory=PodOptions)
+    pulled: int | None = None
 
     @property
     def release(self) -> str:

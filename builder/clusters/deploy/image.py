@@ -51,10 +51,10 @@ def build_command(deployment: Deployment, image: str, output: Path) -> str:
 
 def containerfile(deployment: Deployment) -> str:
     """Return the steps of the project's Dockerfile, for the release and the processor of the models."""
-    name = _name(deployment)
+    name, stock = _name(deployment), f"nvcr.io/nvidia/tritonserver:{deployment.release}-py3"
     lines = [
         "# The stock Triton container with what the emitted Python imports, installed once instead of at each start.",
-        f"FROM nvcr.io/nvidia/tritonserver:{deployment.release}-py3",
+        f"FROM {deployment.pod.images.base or stock}",
         "ENV PIP_BREAK_SYSTEM_PACKAGES=1 ORT_DISABLE_TELEMETRY=1 DO_NOT_TRACK=1",
         f"COPY {name} /opt/requirements.txt",
         "RUN pip install --no-cache-dir --requirement /opt/requirements.txt \\",

@@ -16,6 +16,7 @@ from typing import Any
 
 from builder.clusters.deploy.deployment import DeployedModel, Deployment
 from builder.clusters.deploy.image import build_command, image_tag
+from builder.clusters.deploy.placement import placement
 from builder.common.distribution import own_version
 from builder.common.errors import SpecError
 from builder.common.releases import version_tuple
@@ -45,6 +46,7 @@ CACHED_ENGINES = "/engines"  # where ONNX Runtime's TensorRT keeps compiled engi
 GATEWAY_CPU, GATEWAY_MEMORY = "500m", 512 << 20  # one event loop; 94 MB were measured with 1,000 idle connections
 # 148 MiB were measured; eight pieces of 8 MiB in flight, and a graph to check
 PULL_CPU, PULL_MEMORY = "500m", 1 << 30
+PULL_MARGIN = 64 << 20  # bytes of a volume for configurations and folders
 HTTP_API = f"http://127.0.0.1:{HTTP_PORT}/v2"
 REQUEST_TIMEOUT_S = 4  # to answer one request; a model that is only busy is not dead
 DEAD_STUB_ERROR = "is not healthy"  # python_backend: "Stub process '...' is not healthy."
@@ -82,6 +84,7 @@ def pod(deployment: Deployment) -> Document:
         "initContainers": [*pulls(deployment), {**triton(deployment), "restartPolicy": "Always"}],
         "containers": [gateway(deployment)],
         "volumes": volumes(deployment),
+        **placement(deployment.pod),
     }
 
 
@@ -118,16 +121,27 @@ def spread(deployment: Deployment) -> list[Document]:
 
 
 def image(deployment: Deployment, kind: str) -> str:
-    """Return the image of a container: `triton`, `gateway` or `pull`. Raises SpecError if no registry was named."""
+    """Return the image of a container: `triton`, `gateway`, `pull` or `ray`.
+
+    Raises SpecError if neither the image nor a registry was named.
+    """
+    named: str | None = getattr(deployment.pod.images, kind)
+    if named is not None:
+        return named
     if deployment.registry is None:
-        raise SpecError("say where the cluster gets its images from: --registry HOST/PATH")
+        raise SpecError(
+            f"say where the cluster gets the image of {kind} from: --registry HOST/PATH, or `pod: {{images: {{{kind}: "
+            "HOST/PATH@sha256:DIGEST}}` in the models.yaml of --pod"
+        )
     name = f"{deployment.name}-triton" if kind == "triton" else f"build-repo-{kind}"
     own = image_tag(deployment) if kind == "triton" else own_version()
     return f"{deployment.registry.rstrip('/')}/{name}:{own}"
 
 
 def image_steps(deployment: Deployment, output: Path) -> list[str]:
-    """Return the commands that bring Triton's image from `output` to where the cluster finds it."""
+    """Return the commands that bring Triton's image from `output` to the registry; none if it is there already."""
+    if deployment.pod.images.triton is not None:
+        return []
     name = image(deployment, "triton")
     return [build_command(deployment, name, output), f"docker push {name}"]
 
@@ -146,6 +160,8 @@ def pulls(deployment: Deployment) -> list[Document]:
         "resources": {"requests": {"cpu": PULL_CPU, "memory": PULL_MEMORY}, "limits": {"memory": PULL_MEMORY}},
         "volumeMounts": [{"name": "models", "mountPath": "/pulled"}, {"name": "tmp", "mountPath": "/tmp"}],
     }
+    if deployment.pulled is not None:  # counts for the pod as long as it lives
+        container["resources"]["requests"]["ephemeral-storage"] = deployment.pulled
     if deployment.trusted is not None:
         container["args"].append(f"--verify-key={TRUSTED}/{TRUSTED_KEY}")
         container["volumeMounts"].append({"name": "trusted", "mountPath": TRUSTED, "readOnly": True})
@@ -240,6 +256,9 @@ def volumes(deployment: Deployment) -> list[Document]:
         {"name": "shm", "emptyDir": shm},
         *({"name": name, "emptyDir": {}} for name in ("tmp", *claims)),
     ]
+    if deployment.pulled is not None:  # twice: where links are not possible, the pull copies
+        limit = {"sizeLimit": 2 * deployment.pulled + PULL_MARGIN}
+        entries = [{**entry, "emptyDir": limit} if entry["name"] == "models" else entry for entry in entries]
     if deployment.trusted is not None:
         entries.append({"name": "trusted", "configMap": {"name": trusted_name(deployment)}})
     return entries

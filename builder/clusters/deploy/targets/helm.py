@@ -28,6 +28,12 @@ VALUES = {
     "tritonResources": ("deployment", f"{POD}.initContainers.triton.resources"),
     "gatewayResources": ("deployment", f"{POD}.containers.gateway.resources"),
     "sharedMemory": ("deployment", f"{POD}.volumes.shm.emptyDir.sizeLimit"),
+    "imagePullSecrets": ("deployment", f"{POD}.imagePullSecrets"),
+    "nodeSelector": ("deployment", f"{POD}.nodeSelector"),
+    "tolerations": ("deployment", f"{POD}.tolerations"),
+    "priorityClassName": ("deployment", f"{POD}.priorityClassName"),
+    "serviceAccountName": ("deployment", f"{POD}.serviceAccountName"),
+    "runtimeClassName": ("deployment", f"{POD}.runtimeClassName"),
     "minReplicas": ("scaled-object", "spec.minReplicaCount"),
     "maxReplicas": ("scaled-object", "spec.maxReplicaCount"),
 }
@@ -91,7 +97,12 @@ def _find(document: Any, path: str) -> tuple[Any, str] | None:
 
 def _schema(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the JSON schema of values.yaml: the same keys, with values of the same kind."""
-    kinds = {int: {"type": ["integer", "string"]}, str: {"type": "string"}, dict: {"type": "object"}}
+    kinds = {
+        int: {"type": ["integer", "string"]},
+        str: {"type": "string"},
+        list: {"type": "array"},
+        dict: {"type": "object"},
+    }
     return {
         "$schema": "https://json-schema.org/draft-07/schema#",
         "type": "object",

@@ -11,6 +11,7 @@ from builder.clusters.deploy import pod
 from builder.clusters.deploy.deployment import Deployment, Scaling
 from builder.clusters.deploy.image import image_files
 from builder.clusters.deploy.objects import disruption_budget, document, pod_monitor, trusted
+from builder.clusters.deploy.placement import placement
 from builder.clusters.deploy.pod import Document, image_steps
 from builder.clusters.deploy.scaling import pods_pattern, scaling_behavior, wait_queries
 from builder.clusters.deploy.targets import Target, to_yaml
@@ -68,6 +69,7 @@ def _service(deployment: Deployment) -> Document:
         "securityContext": pod.pod_security(),
         "topologySpreadConstraints": pod.spread(deployment),
         "initContainers": pod.pulls(deployment),
+        **placement(deployment.pod),
     }
     if deployment.scaling is not None:
         predictor |= _scaling(deployment, deployment.scaling)

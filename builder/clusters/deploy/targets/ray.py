@@ -13,14 +13,16 @@ from pathlib import Path
 from builder.clusters.deploy import pod
 from builder.clusters.deploy.deployment import Deployment
 from builder.clusters.deploy.objects import trusted
+from builder.clusters.deploy.placement import placement
 from builder.clusters.deploy.pod import NOBODY_UID, Document
 from builder.clusters.deploy.targets import Target, to_yaml
 from builder.clusters.ray.cluster import OBJECT_STORE_BYTES, RAY_SETTINGS, RAY_TIMEOUTS, RayOptions
-from builder.common.distribution import own_version
 from builder.common.errors import SpecError
 from builder.common.telemetry import OFF
+from builder.options import PodOptions
 
 RAY_VERSION = "2.60.0"
+BASE = "python:3.11-slim-bookworm"
 PORT = 8000  # Ray's proxies, on every node: KubeRay's service leads there
 SERVICE, CONFIG = "rayservice.yaml", "serve.yaml"
 KEYS = "/keys"
@@ -41,7 +43,7 @@ def _files(deployment: Deployment) -> dict[str, str]:
         "spec": {"serveConfigV2": config, "rayClusterConfig": _cluster(deployment)},
     }
     beside = {f"{name}.yaml": to_yaml(document) for name, document in trusted(deployment).items()}
-    return {CONFIG: config, SERVICE: to_yaml(service), **beside, "image/Containerfile": _containerfile()}
+    return {CONFIG: config, SERVICE: to_yaml(service), **beside, "image/Containerfile": _containerfile(deployment)}
 
 
 def _refuse(deployment: Deployment) -> None:
@@ -53,6 +55,8 @@ def _refuse(deployment: Deployment) -> None:
             "--probe, --monitor and --inference-pool are of pods with a Triton each, which the target ray does not "
             "have: Ray looks after its replicas, and publishes their metrics, itself"
         )
+    if deployment.registry is None and deployment.pod != PodOptions():
+        raise SpecError("`pod:` is for KubeRay's pods: give --registry HOST, or remove it for Ray on machines")
     if deployment.registry is None and deployment.trusted is not None:
         raise SpecError("--verify-key is for the pull of KubeRay's nodes: on machines verify the folder that they have")
     if deployment.registry is not None and not deployment.stored:
@@ -131,7 +135,7 @@ def _template(deployment: Deployment, name: str, resources: dict[str, int]) -> D
     variables = {**OFF, **RAY_SETTINGS, **RAY_TIMEOUTS, "HOME": "/tmp"}
     container = {
         "name": f"ray-{name}",
-        "image": _image(deployment),
+        "image": pod.image(deployment, "ray"),
         "env": [{"name": key, "value": value} for key, value in variables.items()],
         "securityContext": {**pod.container_security(NOBODY_UID), "readOnlyRootFilesystem": False},
         "resources": {"requests": dict(resources), "limits": dict(resources)},
@@ -144,20 +148,16 @@ def _template(deployment: Deployment, name: str, resources: dict[str, int]) -> D
         "initContainers": pod.pulls(deployment),
         "containers": [container],
         "volumes": volumes,
+        **placement(deployment.pod),
     }
     return {"metadata": {"labels": pod.labels(deployment)}, "spec": spec}
 
 
-def _image(deployment: Deployment) -> str:
-    assert deployment.registry is not None
-    return f"{deployment.registry.rstrip('/')}/build-repo-ray:{own_version()}"
-
-
-def _containerfile() -> str:
+def _containerfile(deployment: Deployment) -> str:
     """Return the Containerfile of a node, built where this project's sources are. KubeRay's probes call wget."""
     lines = [
         "# A node of a Ray cluster that serves, and builds, with build-repo. Build it in the project's folder.",
-        "FROM python:3.11-slim-bookworm",
+        f"FROM {deployment.pod.images.base or BASE}",
         "RUN apt-get update && apt-get install --yes --no-install-recommends wget libb64-0d && apt-get clean",
         "COPY . /opt/build-repo",
         "WORKDIR /opt/build-repo",
@@ -170,12 +170,11 @@ def _containerfile() -> str:
 def _steps(deployment: Deployment, output: Path) -> list[str]:
     if deployment.registry is None:
         return [f"serve deploy {output / CONFIG}"]
-    image = _image(deployment)
-    build = f"docker build --tag {image} --file {output}/image/Containerfile ."
+    image = pod.image(deployment, "ray")
+    build = [f"docker build --tag {image} --file {output}/image/Containerfile .", f"docker push {image}"]
     files = [SERVICE, *(f"{name}.yaml" for name in trusted(deployment))]
     return [
-        build,
-        f"docker push {image}",
+        *(build if deployment.pod.images.ray is None else ()),
         *(f"kubectl apply --namespace {deployment.namespace} --filename {output / file}" for file in files),
     ]
 
