@@ -96,7 +96,7 @@ def test_probes_use_ports_that_their_container_exposes(spec: dict[str, Any]) -> 
 def test_gateway_accepts_its_arguments_and_serves_its_probes() -> None:
     gateway = _containers(pod(ALL))["gateway"]
     _, options = parse(["gateway", *gateway["args"]])
-    assert (options.url, options.port) == ("127.0.0.1:8001", GATEWAY_PORT)
+    assert (options.url, options.port) == (["127.0.0.1:8001"], GATEWAY_PORT)
     paths = {gateway[probe]["httpGet"]["path"] for probe in ("readinessProbe", "livenessProbe")}
     assert {("GET", path) for path in paths} <= set(PUBLIC_ROUTES), "asked without a key"
     assert paths <= {api.path for api in APIS if api.method == "GET"}
