@@ -59,7 +59,7 @@ class Toleration(Options):
 
 
 class PodImages(Options):
-    """Images of the containers, where they are not those that `build-repo deploy` names; by tag or by digest."""
+    """Images of the containers, where they are not those that `deploy` names; by tag or by digest."""
 
     triton: ImageReference | None = None
     """Image of Triton, built from the written Containerfile. Default: REGISTRY/NAME-triton."""
