@@ -1,18 +1,20 @@
 """`scripts/first-gpu-hour`: run what a machine with a GPU must tell first, in order of value, within an hour.
 
 Each step runs in a process of its own, which is ended after its time, and its result is written as it ends to
-FOLDER/STEP.json. A step that has a result is not run again, so that an hour that was interrupted goes on where it
+FOLDER/STEP.json. A command that has a result is not run again, so that an hour that was interrupted goes on where it
 stopped; delete a file to run its step again. With --dry-run each step runs on the stand-ins, without a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -23,6 +25,7 @@ from builder.engines.gpu import gpus
 
 ROOT = Path(__file__).parent.parent
 TAIL = 20_000  # characters of a step's output that are kept
+GRACE_S = 30  # for a step that takes too long, to end what it started
 PYTEST = (sys.executable, "-m", "pytest", "-n", "0", "-q", "-rA")
 VERSIONS = (
     "import sys, torch, transformers, onnxruntime as o; "
@@ -63,9 +66,10 @@ STEPS = (
         (*PYTEST, CUDA, "-k", "cuda_blocks"),
         (*PYTEST, "tests/generation/test_cuda_blocks.py", "-k", "device_blocks_answer and mistral"),
     ),
+    Step("memory", 2, (*PYTEST, "tests/gpu/test_memory.py"), (*PYTEST, "tests/serving/plan/test_gpu.py")),
     Step(
         "speeds",
-        15,
+        13,
         ("scripts/bench", "gpu", "--output", "{folder}/figures.json"),
         (*PYTEST, "tests/test_bench_gpu.py"),
     ),
@@ -79,7 +83,7 @@ STEPS = (
     Step(
         "compose",
         9,
-        ("sh", "-ec", f"trap '{' '.join(COMPOSE)} down' EXIT; {' '.join(COMPOSE)} up --build --detach --wait"),
+        ("sh", "-ec", f"trap '{' '.join(COMPOSE)} down' EXIT TERM; {' '.join(COMPOSE)} up --build --detach --wait"),
         (*PYTEST, "tests/clusters/deploy/test_compose.py"),
     ),
 )
@@ -113,34 +117,43 @@ def run_steps(steps: Sequence[Step], folder: Path, dry_run: bool) -> int:
     statuses = []
     for step in steps:
         path = folder / f"{step.name}.json"
-        if not path.exists():
+        command = [part.format(folder=folder.resolve()) for part in (step.rehearsal if dry_run else step.command)]
+        written = json.loads(path.read_text("utf-8")) if path.exists() else {}
+        if written.get("command") != command:
             print(f"{step.name}: at most {step.minutes:g} minutes", flush=True)
-            command = step.rehearsal if dry_run else step.command
-            result = run_step(step, [part.format(folder=folder.resolve()) for part in command])
-            write_atomically(path, json.dumps(asdict(result), indent=1).encode())
-        written = json.loads(path.read_text("utf-8"))
+            written = asdict(run_step(step, command))
+            write_atomically(path, json.dumps(written, indent=1).encode())
         statuses.append(written["status"])
         print(f"{step.name}: {written['status']} after {written['seconds']:.0f} s, {path}", flush=True)
     return int(set(statuses) != {"passed"})
 
 
 def run_step(step: Step, command: Sequence[str]) -> Result:
-    """Run `command`, and end it and all processes that it started after the step's minutes."""
+    """Run `command`; after the step's minutes interrupt it, and then end it, with all processes of its group.
+
+    Its output is a file: a process that it leaves behind would keep a pipe open.
+    """
     begin = time.monotonic()
-    try:
-        process = subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-        )
-    except OSError as error:
-        return Result(step.name, "missing", 0.0, command, str(error))
-    try:
-        output, _ = process.communicate(timeout=60 * step.minutes)
-        status = "passed" if process.returncode == 0 else "failed"
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        output, _ = process.communicate()
-        status = "timed out"
-    return Result(step.name, status, time.monotonic() - begin, command, output[-TAIL:])
+    with tempfile.TemporaryFile() as output:
+        try:
+            process = subprocess.Popen(
+                command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        except OSError as error:
+            return Result(step.name, "missing", 0.0, command, str(error))
+        try:
+            status = "passed" if process.wait(timeout=60 * step.minutes) == 0 else "failed"
+        except subprocess.TimeoutExpired:
+            status = "timed out"
+            os.killpg(process.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=GRACE_S)
+        with contextlib.suppress(ProcessLookupError):  # nothing of the group is left
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        output.seek(0)
+        text = output.read().decode(errors="replace")
+    return Result(step.name, status, time.monotonic() - begin, command, text[-TAIL:])
 
 
 if __name__ == "__main__":

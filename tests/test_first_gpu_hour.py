@@ -35,6 +35,35 @@ def test_first_hour_goes_on_after_steps_that_fail_or_hang(tmp_path: Path) -> Non
     assert "why" in json.loads((tmp_path / "fails.json").read_text())["output"]
 
 
+def test_first_hour_does_not_wait_for_processes_of_their_own(tmp_path: Path) -> None:
+    """Regression: a server that a step left behind held its output open, and the hour waited for it."""
+    leaves = (
+        "import subprocess, sys; print('left', flush=True); "
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(20)'], start_new_session=True)"
+    )
+    hangs = f"{leaves}; import time; time.sleep(20)"
+    begin = time.monotonic()
+    assert run_steps([python("leaves", leaves), python("hangs", hangs, 0.05)], tmp_path, dry_run=False) == 1
+    assert time.monotonic() - begin < 15
+    assert (status(tmp_path, "leaves"), status(tmp_path, "hangs")) == ("passed", "timed out")
+    assert "left" in json.loads((tmp_path / "hangs.json").read_text())["output"]
+
+
+def test_first_hour_lets_a_step_end_what_it_started(tmp_path: Path) -> None:
+    """Regression: containers of a step that took too long kept the GPU."""
+    ended = tmp_path / "ended"
+    step = Step("compose", 0.02, ("sh", "-ec", f"trap 'touch {ended}' EXIT TERM; sleep 20"), ())
+    assert run_steps([step], tmp_path / "results", dry_run=False) == 1
+    assert ended.exists()
+
+
+def test_first_hour_runs_what_was_only_rehearsed(tmp_path: Path) -> None:
+    """Regression: results of --dry-run passed for those of the GPU."""
+    steps = [python("step", "raise SystemExit(1)")]
+    assert run_steps(steps, tmp_path, dry_run=True) == 0
+    assert run_steps(steps, tmp_path, dry_run=False) == 1
+
+
 def test_first_hour_goes_on_where_it_stopped(tmp_path: Path) -> None:
     marker = tmp_path / "ran"
     steps = [python("counts", f"open({str(marker)!r}, 'a').write('x')")]

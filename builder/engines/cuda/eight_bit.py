@@ -4,9 +4,10 @@ Its scales are of the type of the activations, its zero points bytes, its blocks
 of one row by 4 bits is an error. 8 bits are there from ONNX Runtime 1.22 on (pull request 24509). It does not read
 `accuracy_level`. One row, in newer versions up to 16, is multiplied by the packed matrix, where inputs and outputs are
 multiples of 8; for any other product the matrix is first unpacked to half precision, unless a session's entry allows
-the kernels of TensorRT-LLM (fpA_intB), which multiply by it as it is. Those of the published package take blocks of 32
-without zero points, outputs in multiples of 64 (of 32 in 8 bits), from compute capability 7.5 on (matmul_nbits.cc,
-CheckFpAIntBEligibility with USE_COMPACT_FPA_INTB_GEMM; its messages, and the entry, are in onnxruntime-gpu 1.31.1).
+the kernels of TensorRT-LLM (fpA_intB), which multiply by it as it is. Those of the published package take fp16 (not
+bf16), blocks of 32 without zero points, outputs in multiples of 64 (of 32 in 8 bits), from compute capability 7.5 on
+(matmul_nbits.cc, CheckFpAIntBEligibility with USE_COMPACT_FPA_INTB_GEMM; its messages, and the entry, are in
+onnxruntime-gpu 1.31.1). A session that allows them times their variants for each shape of matrix as it starts.
 Source: ONNX Runtime, onnxruntime/contrib_ops/cuda/quantization: matmul_nbits.cc, matmul_4bits.cu, matmul_8bits.cu; not
 run on a GPU.
 """

@@ -16,7 +16,9 @@ from .base import TOP_TOKENS, Geometry
 ELEMENTS = {"float16": 10, "bfloat16": 16, "float32": 1}  # of onnx.TensorProto: numpy has no bfloat16
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
-MAX_NUMBERS = 2**31 - 1  # of an output of Expand, which counts in int (onnxruntime, providers/cuda/tensor/expand.cc)
+# Numbers of an output of Expand: its kernel counts them in int, and up to 1024 beyond their end (onnxruntime,
+# providers/cuda/tensor/expand_impl.cu).
+MAX_NUMBERS = 2**31 - 1024
 
 
 class Device:
@@ -71,7 +73,7 @@ class DeviceCache:
             for index, (heads, size) in enumerate(geometry.layers)
             for kind in ("key", "value")
         }
-        # Read where they are, at the end of a call.
+        # On the host, not copied when they are bound: each run reads them there.
         self.lengths = {length_name(heads, size): np.zeros(1, np.int64) for heads, _, size in self.shapes.values()}
         self.copied = ELEMENTS["float16"] if self.width == 2 else self.element  # type of the copier's vectors
         self.tensors = self._zeros(pieces)  # memory may have held NaN, which masking does not remove
