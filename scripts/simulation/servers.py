@@ -65,7 +65,7 @@ class SimulatedTriton(Triton):
         self.waiting.clear()
         self.prefixes.clear()
 
-    async def close(self) -> None:
+    async def close(self, grace_s: float = 0.0) -> None:
         return None
 
     async def reports_ready(self) -> bool:

@@ -34,6 +34,10 @@ CHANNEL_OPTIONS = (
     ("grpc.lb_policy_name", "round_robin"),  # several servers behind one name share the requests
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2000),  # default: two minutes; a restarted server is found sooner
+    # Keepalive makes gRPC set TCP_USER_TIMEOUT to keepalive_timeout_ms, which ends connections to vanished machines.
+    # Triton refuses pings that come more often (--grpc-http2-min-recv-ping-interval-without-data).
+    ("grpc.keepalive_time_ms", 300_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
 )
 LOAD_TIMEOUT_S = 600.0
 TIMEOUT_S = 30.0  # of calls that need no inference
@@ -67,10 +71,11 @@ class Triton:
         self.stub = service_pb2_grpc.GRPCInferenceServiceStub(self.channel)
         self.abandoned = AbandonedCalls(self.version)
 
-    async def close(self) -> None:
+    async def close(self, grace_s: float = 0.0) -> None:
+        """Close the connection, after `grace_s` at most for running calls, which are then cancelled."""
         if self.abandoned.tasks:
             await asyncio.wait(self.abandoned.tasks, timeout=CLOSE_TIMEOUT_S)
-        await self.channel.close()
+        await self.channel.close(grace_s)
 
     async def version(self) -> str:
         """Return the server's version, such as "2.51.0"; "" if it does not answer."""

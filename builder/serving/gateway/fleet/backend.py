@@ -21,6 +21,7 @@ from builder.serving.gateway.tensors import Outputs
 
 # Errors of a request that another server may answer: this one does not answer, lacks the model, or has a full queue.
 RETRYABLE = ("unavailable", "queue_full")
+MAX_ATTEMPTS = 3  # servers that a request is sent to, since it may be what makes them fail
 log = logging.getLogger(__name__)
 
 
@@ -61,6 +62,7 @@ class FleetBackend(Backend):
         version, holders = holders_of(servers, model, requested_version)
         if not holders:
             raise self._not_loaded(model, version)
+        tried: list[FleetServer] = []
         while True:
             server, has_started = self._choose(model, holders, work), False
             request.model_version = version
@@ -76,9 +78,10 @@ class FleetBackend(Backend):
                 return
             except ApiError as error:
                 self._record_failure(server, model, error)
-                servers.remove(server)
+                tried.append(server)
+                servers = [other for other in self.members.accepting_with(model) if other not in tried]
                 version, holders = holders_of(servers, model, requested_version, version)
-                if has_started or not holders or not self._may_retry(error):
+                if has_started or not holders or len(tried) >= MAX_ATTEMPTS or not self._may_retry(error):
                     raise
                 self.members.metrics.retries.labels(server.name).inc()
             finally:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from builder.serving.gateway.catalogue import Catalogue, ModelIndex
 from builder.serving.gateway.errors import ApiError, unavailable
+from builder.serving.gateway.fleet.fleet_server import FleetServer
 from builder.serving.gateway.fleet.members import FleetMembers
 from builder.serving.gateway.fleet.versions import holders_of
 from builder.serving.gateway.triton import Triton
 
+ASK_TIMEOUT_S = 3.0  # of a question that another server can answer too
 T = TypeVar("T")
 
 
@@ -23,19 +26,18 @@ class FleetIndex(ModelIndex):
 
     async def index(self) -> list[tuple[str, str]]:
         """Return each model that a server has loaded, with the version to ask for. Raises ApiError."""
-        await self.members.read_versions()
+        await self.members.read(FleetServer.read_versions)
         names = sorted({name for server in self.members.accepting() for name in server.versions})
         return [(name, holders_of(self.members.accepting_with(name), name)[0]) for name in names]
 
     async def repository_models(self) -> set[str]:
-        """Return the models of all repositories, ready or not. Raises ApiError if no server answers."""
-        servers = self.members.accepting()
-        calls = (server.triton.repository_models() for server in servers)
-        found = await asyncio.gather(*calls, return_exceptions=True)
-        answers = [names for names in found if not isinstance(names, BaseException)]
-        if not answers:
-            raise self.members.unavailable()
-        return set().union(*answers)
+        """Return the models of all repositories, ready or not. Raises ApiError if no server answers.
+
+        A server that does not accept requests counts with the models that it had: they exist, and may return.
+        """
+        await self.members.read(FleetServer.read_repository)
+        servers = self.members.servers.values()
+        return set().union(*(server.repository | server.versions.keys() for server in servers))
 
     async def config(self, name: str, version: str) -> Any:
         """Return the ModelConfig of a model. Raises ApiError."""
@@ -50,14 +52,18 @@ class FleetIndex(ModelIndex):
         return await self._first(name, "", lambda triton: triton.adapters(name, has_batch))
 
     async def _first(self, name: str, version: str, ask: Callable[[Triton], Awaitable[T]]) -> T:
-        """Return the first answer of the servers that have a model loaded. Raises the last one's ApiError."""
-        error = unavailable(f"no Triton that takes requests has {name} loaded")
-        for server in holders_of(self.members.accepting_with(name), name, version)[1]:
-            try:
-                return await ask(server.triton)
-            except ApiError as refusal:
-                error = refusal
-        raise error
+        """Return the first answer of the servers that have a model loaded. Raises the last one's ApiError.
+
+        Each but the last has ASK_TIMEOUT_S, since a server that hangs may be the first.
+        """
+        servers = holders_of(self.members.accepting_with(name), name, version)[1]
+        for server in servers[:-1]:
+            with contextlib.suppress(ApiError, TimeoutError):
+                async with asyncio.timeout(ASK_TIMEOUT_S):
+                    return await ask(server.triton)
+        if not servers:
+            raise unavailable(f"no Triton that takes requests has {name} loaded")
+        return await ask(servers[-1].triton)
 
 
 class FleetCatalogue(Catalogue):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from typing import TypeVar
 
 from builder.serving.gateway.errors import ApiError, ServerUnreachable
 from builder.serving.gateway.fleet.health import Health
@@ -16,6 +17,7 @@ from builder.serving.gateway.triton import Triton
 CHECK_TIMEOUT_S = 2.0
 MISSED_CHECKS = 3  # in a row, after which a server is not ready; a busy one may miss one
 SERVER_FAULTS = (500, 503)  # statuses of an answer that may be the fault of the server rather than of the request
+T = TypeVar("T")
 
 
 class RunningWork:
@@ -34,7 +36,8 @@ class RunningWork:
 class FleetServer:
     """One Triton, at the address `name`. Readiness is what its last check said; requests say whether it works.
 
-    `versions`: the loaded versions of each model. `failing_models`: the health of each model on this server.
+    `versions`: the loaded versions of each model. `repository`: its models, loaded or not. `model_health`: the health
+    of each model on this server.
     """
 
     def __init__(self, name: str, triton: Triton, holders: ModelHolders[FleetServer]) -> None:
@@ -42,6 +45,7 @@ class FleetServer:
         self.work = 0  # tokens
         self.requests = 0
         self.versions: Mapping[str, Sequence[str]] = {}
+        self.repository: Set[str] = frozenset()
         self.is_ready = False
         self.is_leaving = False  # its address is gone: it only finishes running requests
         self.missed_checks = 0
@@ -87,7 +91,7 @@ class FleetServer:
         self.model_health[model].record_success()
 
     def record_failure(self, model: str, error: ApiError, now: float) -> bool:
-        """Record a failed request. Return True if it ejects the server or, where it had answered, the model.
+        """Record a failed request. Return True if it ejects the server or the model on it.
 
         A server that is ejected has to pass a check before it returns.
         """
@@ -96,17 +100,16 @@ class FleetServer:
                 self.is_ready = False
                 return True
             return False
-        has_answered = model in self.model_health
-        return error.status in SERVER_FAULTS and has_answered and self.model_health[model].record_failure(now)
+        return error.status in SERVER_FAULTS and self.model_health[model].record_failure(now)
 
     async def check(self) -> None:
-        """Ask whether the server is ready, and what it has loaded. It keeps its state if it misses a few checks."""
+        """Ask if the server is ready and, if so, what it has loaded. It keeps its state if it misses a few checks."""
         try:
-            async with asyncio.timeout(CHECK_TIMEOUT_S):
-                self.is_ready = await self.triton.reports_ready()
+            is_ready = await self._in_time(self.triton.reports_ready())
+            if is_ready:
                 await self.read_versions()
-            self.missed_checks = 0
-        except (ApiError, TimeoutError):
+            self.is_ready, self.missed_checks = is_ready, 0
+        except ApiError:
             self.missed_checks += 1
             if self.missed_checks >= MISSED_CHECKS:
                 self.is_ready = False
@@ -114,8 +117,21 @@ class FleetServer:
     async def read_versions(self) -> None:
         """Read which models are loaded, and tell `holders`. Raises ApiError."""
         versions: dict[str, list[str]] = {}
-        for name, version in await self.triton.index():
+        for name, version in await self._in_time(self.triton.index()):
             versions.setdefault(name, []).append(version)
         if not self.is_leaving:
             self.holders.change(self, self.versions, versions)
             self.versions = versions
+
+    async def read_repository(self) -> None:
+        """Read which models its repository has. Raises ApiError."""
+        self.repository = await self._in_time(self.triton.repository_models())
+
+    async def _in_time(self, answer: Awaitable[T]) -> T:
+        """Return an answer that needs no inference. Raises ApiError 504 after CHECK_TIMEOUT_S."""
+        try:
+            async with asyncio.timeout(CHECK_TIMEOUT_S):
+                return await answer
+        except TimeoutError as error:
+            message = f"Triton at {self.name} does not answer within {CHECK_TIMEOUT_S:g} s"
+            raise ApiError(504, message, code="timeout") from error

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
+from builder.serving.gateway.background import start_task
 from builder.serving.gateway.errors import ApiError
 from builder.serving.gateway.fleet.fleet_server import FleetServer
 from builder.serving.gateway.fleet.holders import ModelHolders
 from builder.serving.gateway.fleet.metrics import FleetMetrics
 from builder.serving.gateway.fleet.targets import Target, resolve
-from builder.serving.gateway.triton import Triton
+from builder.serving.gateway.triton import TIMEOUT_S, Triton
 
 CHECK_INTERVAL_S = 1.0
-CHECKS_PER_RESOLUTION = 5
+RESOLUTION_INTERVAL_S = 5.0
 log = logging.getLogger(__name__)
 
 
@@ -28,6 +29,8 @@ class FleetMembers:
         self.targets, self.metrics, self.now = targets, metrics, now
         self.servers: dict[str, FleetServer] = {}
         self.holders = ModelHolders[FleetServer]()
+        self.addresses: dict[Target, Sequence[str]] = {}  # of each target, as it was resolved last
+        self.closing: set[asyncio.Task[None]] = set()
 
     def accepting(self) -> list[FleetServer]:
         """Return the servers that take new requests, healthy or not."""
@@ -43,23 +46,38 @@ class FleetMembers:
         return ", ".join(f"{server.name} ({server.state(now)})" for server in self.servers.values()) or "no addresses"
 
     async def update(self) -> None:
-        """Resolve the targets and check every server. Keeps the known servers if a name is not resolved."""
-        try:
-            await self._follow(await resolve(self.targets))
-        except OSError as error:
-            log.warning("the servers are those known before, since a name is not resolved: %s", error)
+        """Resolve the targets and check every server."""
+        await self.resolve()
         await self.check()
 
     async def watch(self) -> None:
-        """Check the servers every CHECK_INTERVAL_S, and resolve their names less often."""
-        while True:
-            for _ in range(CHECKS_PER_RESOLUTION):
-                await asyncio.sleep(CHECK_INTERVAL_S)
-                await self.check()
-            await self.update()
+        """Check the servers and resolve the targets regularly. A resolver that is slow does not delay the checks."""
+        await asyncio.gather(_repeat(self.check, CHECK_INTERVAL_S), _repeat(self.resolve, RESOLUTION_INTERVAL_S))
+
+    async def resolve(self) -> None:
+        """Add the servers at new addresses, and drain those whose address is gone.
+
+        A target that is not resolved keeps the addresses that it had.
+        """
+        answers = await asyncio.gather(*map(resolve, self.targets), return_exceptions=True)
+        for target, answer in zip(self.targets, answers, strict=True):
+            if isinstance(answer, OSError):
+                log.warning("%s is not resolved and keeps the addresses that it had: %s", target, answer)
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                self.addresses[target] = answer
+        addresses = dict.fromkeys(address for found in self.addresses.values() for address in found)
+        for address in addresses:
+            if address not in self.servers:
+                self.servers[address] = FleetServer(address, Triton(address), self.holders)
+                self.metrics.add(self.servers[address])
+        for server in self.servers.values():
+            server.is_leaving = server.name not in addresses
 
     async def check(self) -> None:
-        """Check all servers, and log which became ready or unready."""
+        """Remove the drained servers and check all others. Logs which became ready or unready."""
+        self._remove_drained()
         servers = list(self.servers.values())
         before = [server.is_ready for server in servers]
         await asyncio.gather(*(server.check() for server in servers))
@@ -67,10 +85,9 @@ class FleetMembers:
             if server.is_ready != was_ready:
                 log.warning("Triton at %s is %s", server.name, "ready" if server.is_ready else "not ready")
 
-    async def read_versions(self) -> None:
-        """Read what the servers have loaded now. Raises ApiError if none answers."""
-        servers = self.accepting()
-        errors = await asyncio.gather(*map(_read_versions, servers))
+    async def read(self, read: Callable[[FleetServer], Awaitable[None]]) -> None:
+        """Run `read` on each server that accepts requests. Raises ApiError if all of them fail."""
+        errors = await asyncio.gather(*(_error_of(read(server)) for server in self.accepting()))
         if all(errors):
             raise next(iter(errors), None) or self.unavailable()
 
@@ -79,25 +96,35 @@ class FleetMembers:
         return ApiError(503, f"no Triton takes requests: {self.describe()}", code="unavailable", retry_after=2)
 
     async def close(self) -> None:
+        """Close the connections of all servers, also of those that left."""
+        for closing in self.closing:
+            closing.cancel()
         await asyncio.gather(*(server.triton.close() for server in self.servers.values()))
 
-    async def _follow(self, addresses: Sequence[str]) -> None:
-        for address in addresses:
-            if address not in self.servers:
-                self.servers[address] = FleetServer(address, Triton(address), self.holders)
-                self.metrics.add(self.servers[address])
-        for server in list(self.servers.values()):
-            server.is_leaving = server.name not in addresses
-            if server.is_leaving and not server.requests:
-                del self.servers[server.name]
-                self.holders.change(server, server.versions, {})
-                self.metrics.remove(server)
-                await server.triton.close()
+    def _remove_drained(self) -> None:
+        """Remove the servers that left and have no requests. Their connections are closed in the background."""
+        for server in [server for server in self.servers.values() if server.is_leaving and not server.requests]:
+            del self.servers[server.name]
+            self.holders.change(server, server.versions, {})
+            self.metrics.remove(server)
+            closing = start_task(server.triton.close(TIMEOUT_S))
+            self.closing.add(closing)
+            closing.add_done_callback(self.closing.discard)
 
 
-async def _read_versions(server: FleetServer) -> ApiError | None:
+async def _repeat(action: Callable[[], Awaitable[None]], interval_s: float) -> None:
+    """Run `action` every `interval_s` seconds. Logs a defect and continues, or the fleet would stay as it is."""
+    while True:
+        await asyncio.sleep(interval_s)
+        try:
+            await action()
+        except Exception:
+            log.exception("following the servers failed once")
+
+
+async def _error_of(answer: Awaitable[None]) -> ApiError | None:
     try:
-        await server.read_versions()
+        await answer
     except ApiError as error:
         return error
     return None

@@ -11,6 +11,7 @@ from builder.serving.gateway.tensors import LENGTH
 
 BYTES_PER_TOKEN = 4  # of text, about; exact for token ids, which are INT32
 DEFAULT_ANSWER_TOKENS = 256  # of a generated answer whose length the request does not limit
+MAX_ANSWER_TOKENS = 4096  # of one answer: a higher limit is a precaution of the client, and few answers reach it
 PREFIX_BYTES = 256  # two blocks of 32 tokens of a cache
 PROMPTS = ("text_input", "messages", "input_ids")
 
@@ -43,7 +44,7 @@ def generation_work(request: service_pb2.ModelInferRequest) -> RequestWork:
     if len(prompt) >= LENGTH.size + PREFIX_BYTES:
         adapter = inputs.get(ADAPTER.name, b"")
         prefix = request.model_name.encode() + b"\0" + adapter + b"\0" + _beginning(prompt)
-    return RequestWork(_input_tokens(request), max(0, length) * max(1, answers), prefix)
+    return RequestWork(_input_tokens(request), min(max(0, length), MAX_ANSWER_TOKENS) * max(1, answers), prefix)
 
 
 def _input_tokens(request: service_pb2.ModelInferRequest) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from builder.common.errors import SpecError
@@ -21,6 +21,9 @@ class DnsName:
 
     host: str
     port: int
+
+    def __str__(self) -> str:
+        return f"{DNS_SCHEME}{self.host}:{self.port}"
 
 
 Target = str | DnsName  # one server's HOST:PORT, or a name of several
@@ -38,18 +41,22 @@ def parse_targets(url: str) -> list[Target]:
 
 def _parse(text: str) -> Target:
     match = ADDRESS.fullmatch(text.removeprefix(DNS_SCHEME))
-    if match is None or not 1 <= int(match[2]) <= 65535:
+    if match is None or not 1 <= int(match[2]) <= 65535 or not _is_encodable(match[1]):
         raise SpecError(f"--url names {text!r}, which is not the address of a server; expected {EXPECTED}")
     return DnsName(match[1].strip("[]"), int(match[2])) if text.startswith(DNS_SCHEME) else text
 
 
-async def resolve(targets: Iterable[Target]) -> list[str]:
-    """Return the address of each server, HOST:PORT, without repetitions. Raises OSError if a name is not resolved."""
-    found = await asyncio.gather(*map(_addresses, targets))
-    return list(dict.fromkeys(address for addresses in found for address in addresses))
+def _is_encodable(host: str) -> bool:
+    """Return True if the resolver takes a name; Python refuses labels that are empty or above 63 bytes."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return True
 
 
-async def _addresses(target: Target) -> Sequence[str]:
+async def resolve(target: Target) -> Sequence[str]:
+    """Return the address, HOST:PORT, of each server that `target` stands for. Raises OSError if it is not resolved."""
     if isinstance(target, str):
         return [target]
     loop = asyncio.get_running_loop()

@@ -31,8 +31,8 @@ CODES = {429: grpc.StatusCode.UNAVAILABLE, 503: grpc.StatusCode.UNAVAILABLE, 500
 class FleetTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]  # of generated code
     """A Triton that has loaded these `versions` of each model. Its answers take `delay_s`, or fail with `error`.
 
-    `candidates`: the model that each candidate may replace. Requests wait while `open` is not set. `requests` and
-    `answered`: the names and versions of requests.
+    `candidates`: the model that each candidate may replace. Requests wait while `open` is not set, and calls that need
+    no inference while `responds` is not. `requests` and `answered`: the names and versions of requests.
     """
 
     def __init__(
@@ -48,6 +48,8 @@ class FleetTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignor
         self.broken_after: int | None = None  # pieces of a stream, after which its connection ends
         self.open = asyncio.Event()
         self.open.set()
+        self.responds = asyncio.Event()
+        self.responds.set()
         self.requests: list[tuple[str, str]] = []
         self.answered: list[tuple[str, str]] = []
 
@@ -61,6 +63,7 @@ class FleetTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignor
         return service_pb2.ModelReadyResponse(ready=True)
 
     async def RepositoryIndex(self, request: Any, context: Any) -> Any:
+        await self.responds.wait()
         answer = service_pb2.RepositoryIndexResponse()
         for name, versions in self.versions.items():
             for version in versions:
@@ -68,6 +71,7 @@ class FleetTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignor
         return answer
 
     async def ModelConfig(self, request: Any, context: Any) -> Any:
+        await self.responds.wait()
         of = self.candidates.get(request.name)
         config = await self.fake.config(of or request.name, request.version)
         if of is not None:
@@ -120,6 +124,7 @@ class Fleet:
 
     app: AccessLog
     members: FleetMembers
+    models: FleetCatalogue
     tritons: list[FleetTriton]
     servers: list[Any]
     addresses: list[str]
@@ -149,14 +154,16 @@ async def fleet(*tritons: FleetTriton, watching: bool = False) -> AsyncIterator[
     metrics = Metrics()
     members = FleetMembers(addresses, FleetMetrics(metrics.registry))
     await members.update()
-    app = make_app(GatewaySettings(), FleetBackend(members), None, models=FleetCatalogue(members), metrics=metrics)
+    models = FleetCatalogue(members)
+    app = make_app(GatewaySettings(), FleetBackend(members), None, models=models, metrics=metrics)
     watch = asyncio.ensure_future(members.watch() if watching else asyncio.sleep(0))
     try:
-        yield Fleet(app, members, list(tritons), servers, addresses)
+        yield Fleet(app, members, models, list(tritons), servers, addresses)
     finally:
         watch.cancel()
         for triton in tritons:
             triton.open.set()
+            triton.responds.set()
         with contextlib.suppress(asyncio.CancelledError):
             await watch
         await members.close()

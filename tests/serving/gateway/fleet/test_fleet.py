@@ -10,7 +10,9 @@ import pytest
 
 from builder.serving.gateway.errors import ApiError
 from builder.serving.gateway.fleet import members as members_module
+from builder.serving.gateway.fleet.backend import MAX_ATTEMPTS
 from builder.serving.gateway.fleet.catalogue import FleetCatalogue
+from builder.serving.gateway.fleet.targets import Target
 from tests.serving.gateway.asgi import Answer, ask
 from tests.serving.gateway.fleet.servers import Fleet, FleetTriton, fleet
 from tests.serving.gateway.requests import CHAT
@@ -18,7 +20,7 @@ from tests.serving.gateway.requests import CHAT
 EMBEDDING = {"model": "embeds", "input": "abc"}
 
 
-def _run(scenario: Callable[[Fleet], Awaitable[None]], *tritons: FleetTriton) -> None:
+def run_fleet(scenario: Callable[[Fleet], Awaitable[None]], *tritons: FleetTriton) -> None:
     async def run() -> None:
         async with asyncio.timeout(60), fleet(*tritons) as running:
             await scenario(running)
@@ -40,7 +42,7 @@ def test_every_server_of_a_list_answers() -> None:
         assert sum(counts) == 40
         assert min(counts) > 5, "chance decides between idle servers"
 
-    _run(scenario, FleetTriton(), FleetTriton())
+    run_fleet(scenario, FleetTriton(), FleetTriton())
 
 
 def test_models_of_all_servers_are_listed() -> None:
@@ -51,7 +53,9 @@ def test_models_of_all_servers_are_listed() -> None:
         assert running.tritons[1].requests == []
         assert (await ask(running.app, "/v1/models/none")).status == 404
 
-    _run(scenario, FleetTriton({"embeds": ("1",), "writes": ("1",)}), FleetTriton({"ranks": ("1",), "writes": ("1",)}))
+    run_fleet(
+        scenario, FleetTriton({"embeds": ("1",), "writes": ("1",)}), FleetTriton({"ranks": ("1",), "writes": ("1",)})
+    )
 
 
 def test_requests_avoid_a_slow_server() -> None:
@@ -64,7 +68,7 @@ def test_requests_avoid_a_slow_server() -> None:
         slow, fast = (len(triton.answered) for triton in running.tritons)
         assert slow < fast / 2, (slow, fast)
 
-    _run(scenario, FleetTriton(delay_s=0.1), FleetTriton(delay_s=0.01))
+    run_fleet(scenario, FleetTriton(delay_s=0.1), FleetTriton(delay_s=0.01))
 
 
 def test_killed_server_fails_no_request() -> None:
@@ -93,7 +97,7 @@ def test_killed_server_fails_no_request() -> None:
         assert f'server_ejections_total{{server="{running.addresses[0]}"}} 1.0' in text
         assert f'server_requests{{server="{running.addresses[0]}"}} 0.0' in text
 
-    _run(scenario, FleetTriton(), FleetTriton())
+    run_fleet(scenario, FleetTriton(), FleetTriton())
 
 
 def test_stream_moves_before_its_first_piece_only() -> None:
@@ -109,7 +113,7 @@ def test_stream_moves_before_its_first_piece_only() -> None:
         assert answer.events[-1]["error"]["code"] == "unavailable"
         assert len(other.answered) == 1
 
-    _run(scenario, FleetTriton(), FleetTriton())
+    run_fleet(scenario, FleetTriton(), FleetTriton())
 
 
 @pytest.mark.parametrize(
@@ -125,7 +129,7 @@ def test_only_failures_of_a_server_are_sent_to_another(error: ApiError, status: 
         assert (await embed(running)).status == status
         assert len(running.tritons[1].answered) == (status == 200)
 
-    _run(scenario, FleetTriton(), FleetTriton())
+    run_fleet(scenario, FleetTriton(), FleetTriton())
 
 
 def test_retries_stop_at_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +142,7 @@ def test_retries_stop_at_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
         sent = sum(len(triton.requests) for triton in running.tritons)
         assert sent == 200 + 100 + 40 - 1, "the reserve, and a fifth of the requests, of which the first found it full"
 
-    _run(scenario, FleetTriton(), FleetTriton())
+    run_fleet(scenario, FleetTriton(), FleetTriton())
 
 
 def test_model_that_fails_on_one_server_is_asked_elsewhere() -> None:
@@ -150,7 +154,55 @@ def test_model_that_fails_on_one_server_is_asked_elsewhere() -> None:
         assert statuses[500] == 3
         assert (await ask(running.app, "/predict", {"inputs": "a"})).status in (200, 500), "other models are asked"
 
-    _run(scenario, FleetTriton(), FleetTriton())
+    run_fleet(scenario, FleetTriton(), FleetTriton())
+
+
+def test_server_that_never_answered_does_not_attract_requests() -> None:
+    """Regression: a new server whose model fails at once was never ejected, and had the least work of all."""
+
+    async def scenario(running: Fleet) -> None:
+        running.tritons[0].error = ApiError(500, "CUDA error: out of memory")
+        statuses = Counter([(await embed(running)).status for _ in range(40)])
+        assert statuses[500] == 3
+
+    run_fleet(scenario, FleetTriton(), FleetTriton())
+
+
+def test_request_is_sent_to_three_servers_at_most() -> None:
+    """Regression: a request that ends the process of its model ended it on every server, one after another."""
+
+    async def scenario(running: Fleet) -> None:
+        for triton in running.tritons:
+            triton.error = ApiError(503, "Stub process is not healthy")
+        assert (await embed(running)).status == 503
+        assert sum(len(triton.requests) for triton in running.tritons) == MAX_ATTEMPTS
+
+    run_fleet(scenario, *(FleetTriton() for _ in range(5)))
+
+
+def test_request_is_not_sent_to_a_server_that_left_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: its connection was closed, so that the retry failed with 500."""
+
+    async def scenario(running: Fleet) -> None:
+        first, second = running.addresses
+        running.members.servers[second].work += 1000
+        running.tritons[0].open.clear()
+        asking = asyncio.ensure_future(embed(running))
+        while not running.tritons[0].requests:
+            await asyncio.sleep(0.01)
+
+        async def resolve(target: Target) -> list[str]:
+            return [first] if target == first else []
+
+        monkeypatch.setattr(members_module, "resolve", resolve)
+        await running.members.update()
+        assert list(running.members.servers) == [first]
+        await running.kill(0)
+        answer = await asking
+        assert answer.status == 503
+        assert answer.error["code"] == "unavailable"
+
+    run_fleet(scenario, FleetTriton(), FleetTriton())
 
 
 def test_draining_server_finishes_its_requests() -> None:
@@ -175,15 +227,15 @@ def test_draining_server_finishes_its_requests() -> None:
         assert refused.status == 503
         assert f"{running.addresses[0]} (not ready)" in refused.error["message"]
 
-    _run(scenario, FleetTriton(), FleetTriton())
+    run_fleet(scenario, FleetTriton(), FleetTriton())
 
 
 def test_address_that_disappears_is_drained_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(running: Fleet) -> None:
         addresses = list(running.addresses)
 
-        async def resolve(targets: object) -> list[str]:
-            return addresses
+        async def resolve(target: Target) -> list[str]:
+            return [str(target)] if target in addresses else []
 
         monkeypatch.setattr(members_module, "resolve", resolve)
         running.tritons[0].open.clear()
@@ -203,7 +255,7 @@ def test_address_that_disappears_is_drained_and_removed(monkeypatch: pytest.Monk
         await asyncio.gather(*(embed(running) for _ in range(20)))
         assert len(running.members.accepting()) == 2
 
-    _run(scenario, FleetTriton(), FleetTriton())
+    run_fleet(scenario, FleetTriton(), FleetTriton())
 
 
 def test_fleet_answers_with_one_version_during_a_rollout() -> None:
@@ -220,7 +272,7 @@ def test_fleet_answers_with_one_version_during_a_rollout() -> None:
             running.tritons[number].versions["embeds"] = ("2",)
         assert versions == [{"1"}, {"1"}, {"2"}]
 
-    _run(scenario, *(FleetTriton({"embeds": ("1",)}) for _ in range(4)))
+    run_fleet(scenario, *(FleetTriton({"embeds": ("1",)}) for _ in range(4)))
 
 
 def test_version_that_is_gone_is_replaced_before_the_answer() -> None:
@@ -231,7 +283,7 @@ def test_version_that_is_gone_is_replaced_before_the_answer() -> None:
         answers = [await embed(running) for _ in range(10)]
         assert {answer.status for answer in answers} == {200}
 
-    _run(scenario, *(FleetTriton({"embeds": ("1",)}) for _ in range(2)))
+    run_fleet(scenario, *(FleetTriton({"embeds": ("1",)}) for _ in range(2)))
 
 
 def test_prompts_that_begin_alike_go_to_one_server() -> None:
@@ -249,7 +301,7 @@ def test_prompts_that_begin_alike_go_to_one_server() -> None:
         assert len(used) > 1, "other conversations go elsewhere"
 
     used: set[int] = set()
-    _run(scenario, FleetTriton(), FleetTriton(), FleetTriton())
+    run_fleet(scenario, FleetTriton(), FleetTriton(), FleetTriton())
 
 
 def test_candidate_has_to_be_loaded_on_every_server() -> None:
@@ -266,4 +318,4 @@ def test_candidate_has_to_be_loaded_on_every_server() -> None:
         assert running.addresses[1] in refused.value.message
 
     versions = {"embeds": ("1",), "embeds_next": ("2",)}
-    _run(scenario, *(FleetTriton(versions, candidates={"embeds_next": "embeds"}) for _ in range(2)))
+    run_fleet(scenario, *(FleetTriton(versions, candidates={"embeds_next": "embeds"}) for _ in range(2)))

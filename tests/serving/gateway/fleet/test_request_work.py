@@ -7,7 +7,12 @@ from typing import Any
 from tritonclient.grpc import service_pb2
 
 from builder.runtime.fields import Field
-from builder.serving.gateway.fleet.request_work import DEFAULT_ANSWER_TOKENS, PREFIX_BYTES, generation_work
+from builder.serving.gateway.fleet.request_work import (
+    DEFAULT_ANSWER_TOKENS,
+    MAX_ANSWER_TOKENS,
+    PREFIX_BYTES,
+    generation_work,
+)
 from builder.serving.gateway.fleet.request_work import encoding_work as work_of
 from builder.serving.gateway.tensors import add_tensor
 
@@ -29,6 +34,12 @@ def test_work_is_the_prompt_and_the_longest_answers() -> None:
     assert generation_work(_request(text_input="x", max_tokens=30, n=4)).answer == 120
     assert generation_work(_request(text_input="x")).answer == DEFAULT_ANSWER_TOKENS
     assert generation_work(_request(input_ids=list(range(50)), max_tokens=-1)).answer == 0
+
+
+def test_answer_counts_up_to_a_length_that_is_usual() -> None:
+    """Regression: one request with max_tokens of a billion kept its server without others, and filled no other one."""
+    assert generation_work(_request(text_input="x", max_tokens=10**9)).answer == MAX_ANSWER_TOKENS
+    assert generation_work(_request(text_input="x", max_tokens=10**9, n=3)).answer == 3 * MAX_ANSWER_TOKENS
 
 
 def test_prefix_is_equal_where_the_cache_is() -> None:

@@ -61,7 +61,7 @@ def test_request_looks_only_at_servers_that_have_its_model() -> None:
         for number in range(100):
             triton = SimulatedTriton(str(number), ["common", *["rare"] * (number < 2)], Stopwatch())
             members.servers[triton.url] = Counting(triton.url, triton, members.holders)
-        await members.read_versions()
+        await members.read(FleetServer.read_versions)
         looked.clear()
         assert {server.name for server in members.accepting_with("rare")} == {"0", "1"}
         assert len(looked) == 2
