@@ -31,7 +31,7 @@ from tests.decoders import make_decoder, make_decoder_checkpoint
 from tests.generation.asked import Asked
 from tests.tiny_encoders import VOCABULARY
 
-STATEFUL = ("lfm2", "qwen3_next", "granitemoehybrid", "mamba2")  # each kind of state; the last has no attention
+STATEFUL = ("lfm2", "qwen3_next", "granitemoehybrid", "mamba2", "rwkv")  # each kind of state; two have no attention
 LENGTHS = (1, 2, 40, 17, 3, 30, 9, 5)  # shorter and longer than a convolution is wide
 LONG = 8000  # tokens
 
