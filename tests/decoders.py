@@ -201,6 +201,13 @@ DECODERS: dict[str, Decoder] = {
     ),
     "helium": Decoder({**GROUPED, "head_dim": 8}),
     "hunyuan_v1_dense": Decoder({**GROUPED, "head_dim": 8}),
+    "inkling_text": Decoder(
+        {**INKLING, "log_scaling_n_floor": 8}, note="biases of each query by distance, sliding window; experts"
+    ),
+    "inkling2_text": Decoder(
+        {**INKLING, "log_scaling_n_floor": 8},
+        note="biases and sinks of each query, sliding window; experts",
+    ),
     "jamba": Decoder(
         {
             **GROUPED,
@@ -211,13 +218,6 @@ DECODERS: dict[str, Decoder] = {
             "mamba_dt_rank": 4,
         },
         note="Mamba",
-    ),
-    "inkling_text": Decoder(
-        {**INKLING, "log_scaling_n_floor": 8}, note="biases of each query by distance, sliding window; experts"
-    ),
-    "inkling2_text": Decoder(
-        {**INKLING, "log_scaling_n_floor": 8},
-        note="biases and sinks of each query, sliding window; experts",
     ),
     "jetmoe": Decoder(
         {

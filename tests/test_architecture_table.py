@@ -41,7 +41,7 @@ def test_table_outcomes_are_known_and_have_a_reason() -> None:
         ("CAUSAL_LM", "reformer", "refused", "reformer cannot be served for generation: its tokens see those in the"),
         ("CAUSAL_LM", "gemma4_assistant", "refused", "keys and values of the model that it drafts for"),
         ("CAUSAL_LM", "mllama", "verified", "it also reads image"),
-        ("CAUSAL_LM", "musicgen", "refused", "MusicgenForCausalLM, takes musicgen_decoder alone"),
+        ("CAUSAL_LM", "musicgen", "refused", "musicgen_decoder, is not served without the others"),
         ("CAUSAL_LM", "prophetnet", "refused", "prophetnet cannot be served for generation: it predicts from"),
         pytest.param("TOKEN_CLASSIFICATION", "megatron-bert", "verified", "", marks=pytest.mark.slow),
     ],

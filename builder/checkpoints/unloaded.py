@@ -26,8 +26,8 @@ def why_not_loaded(kind: Any, config: PreTrainedConfig, error: Exception) -> str
     expected = mapping[type(config)].config_class
     if not isinstance(config, expected) and not isinstance(getattr(config, "text_config", None), expected):
         return (
-            f"transformers' class for it, {mapping[type(config)].__name__}, takes {expected.model_type} alone, which "
-            f"is a part of {config.model_type}"
+            f"{config.model_type} is several models in one, and the one for this task, {expected.model_type}, is not "
+            "served without the others"
         )
     return f"{first_line(error)[:300]}. {TOGETHER}"
 
