@@ -9,12 +9,15 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from onnx import TensorProto, helper, numpy_helper
 from safetensors.torch import save_file
 
+from builder.graphs.onnx.graph import save_graph
 from builder.runtime.contract import LayerShape
-from scripts.benchmarks import generation, generators, peers, seq2seq
+from scripts.benchmarks import generation, generators, peers, seq2seq, step
 from scripts.benchmarks.circumstances import circumstances, refuse_other, write_figures
 from scripts.benchmarks.decode_limits import decode_limit
 from scripts.benchmarks.generation import WORKS, check_counts, make_cells, make_work, medians
@@ -66,6 +69,26 @@ def test_write_figures_keeps_figures_of_other_sides(tmp_path: Path) -> None:
         "date": "2",
         "models": {"gpt2": {"ours": {"1": {"tokens_per_s": 1}, "8": {"tokens_per_s": 2}}, "theirs": {}}},
     }
+
+
+def test_step_reads_matrices_and_rows_of_tables(tmp_path: Path) -> None:
+    """A lookup reads one row of its table, a product all of its matrix."""
+    table, matrix = np.zeros((50, 4), np.float32), np.zeros((4, 6), np.int8)
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["hidden"]),
+        helper.make_node("DequantizeLinear", ["matrix", "scale"], ["real"]),
+        helper.make_node("MatMul", ["hidden", "real"], ["logits"]),
+    ]
+    constants = {"table": table, "matrix": matrix, "scale": np.array(0.5, np.float32)}
+    graph = helper.make_graph(
+        nodes,
+        "decoder",
+        [helper.make_tensor_value_info("ids", TensorProto.INT64, [1])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [1, 6])],
+        [numpy_helper.from_array(values, name) for name, values in constants.items()],
+    )
+    saved = save_graph(helper.make_model(graph), tmp_path / "model.onnx")
+    assert step.weight_bytes(saved) == matrix.nbytes + 4
 
 
 def test_refuse_other_rejects_figures_of_another_workload(tmp_path: Path) -> None:

@@ -24,7 +24,12 @@ def machine_limits() -> dict[str, float]:
     operations = 2 * rows * inputs * outputs / 1e9
     rates = {precision: operations / _seconds(_product(precision)) for precision in ("fp32", "int8")}
     rates["bf16"] = operations / _seconds(_product_in_bf16())
-    return {**rates, "bandwidth": BANDWIDTH_BYTES / 1e9 / _seconds(_read())}
+    return {**rates, "bandwidth": read_bandwidth()}
+
+
+def read_bandwidth() -> float:
+    """Return 10^9 bytes a second that all cores read from memory."""
+    return BANDWIDTH_BYTES / 1e9 / _seconds(_read())
 
 
 def _seconds(call: Callable[[], object]) -> float:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from builder.building.families.decoder.fastest_engine import PerEngine, run_each
+from builder.building.families.decoder.fastest_engine import FastestEngine, PerEngine, run_each
 from builder.building.pipeline import build
 from builder.building.variants.traffic import Rates
 from builder.common.errors import BuilderError, ExportError, SpecError
@@ -42,6 +43,13 @@ def test_auto_serves_the_faster_engine(tmp_path: Path, monkeypatch: pytest.Monke
     assert serving.arena.blocks is not None
     assert not check(tmp_path / "repository")
     assert all(answers(tmp_path / "repository" / "writes" / "1", ["The museum in Oslo", "The museum of Bergen"]))
+
+
+@pytest.mark.parametrize(("slots", "clients"), [(1, (1,)), (4, (1, 4)), (64, (1, 8))])
+def test_auto_measures_as_many_clients_as_slots(slots: int, clients: tuple[int, ...]) -> None:
+    """Regression: a model for one client was chosen by its speed at 8."""
+    decoder: Any = SimpleNamespace(spec=make_spec(model="model", engine="auto", slots=slots))
+    assert FastestEngine({"onnxruntime": decoder}, {}).clients == clients
 
 
 def test_auto_names_an_engine_that_cannot_run_the_model(tmp_path: Path) -> None:

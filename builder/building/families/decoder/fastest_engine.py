@@ -27,7 +27,7 @@ from builder.engines.decoding import opened
 from builder.graphs.export.decoder import DecoderExport
 
 ANSWER = 16  # tokens
-CLIENTS, REQUESTS = (1, 8), 16
+MAX_CLIENTS, REQUESTS = 8, 16
 UNABLE = (SpecError, ExportError)  # raised by an engine that cannot serve a model
 
 Before = TypeVar("Before")
@@ -82,7 +82,7 @@ class FastestEngine:
         if len(chosen.by_engine) > 1:
             with stage("measure as served"):
                 loops = {engine: self._loop(engine, one) for engine, one in chosen.by_engine.items()}
-                rates = measure(loops, self._first.rows, CLIENTS, REQUESTS)
+                rates = measure(loops, self._first.rows, self.clients, REQUESTS)
         engine = fastest(rates) if rates else next(iter(chosen.by_engine))
         others = [measured for one in chosen.by_engine.values() for measured in one.variants[1:]]
         fastest_decoder = chosen.by_engine[engine]
@@ -96,6 +96,11 @@ class FastestEngine:
         result = self.decoders[choice.engine].result(choice.decoder, stage)
         words = "; ".join(filter(None, [choice.reason, result.report.choice]))
         return replace(result, report=replace(result.report, choice=words))
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        """Numbers of clients to measure with: one, and as many as there are slots, up to MAX_CLIENTS."""
+        return tuple(sorted({1, min(self._first.spec.slots, MAX_CLIENTS)}))
 
     @property
     def _first(self) -> Decoder:
@@ -121,7 +126,7 @@ class FastestEngine:
         length, spec = max(map(len, decoder.rows)) + ANSWER, decoder.spec
         geometry = geometry_of(
             chosen.exact.fused.exported.caches,
-            max(CLIENTS),
+            max(self.clients),
             length,
             vocabulary_of(decoder.checkpoint.model),
             decoder.engine.cache_type,
