@@ -14,7 +14,7 @@ from pathlib import Path
 from builder.runtime.encoder import pipeline, request_queue
 from builder.runtime.generation import stats
 from builder.runtime.shared import host
-from scripts.documentation import classes, code, decoders, figures, outcomes, reference, retrieval, rules
+from scripts.documentation import classes, code, decoders, figures, fleets, outcomes, reference, retrieval, rules
 
 ROOT = Path(__file__).parent.parent.parent
 POSTS = ("accelerated", "onnxruntime", "bert", "serving", "quantisation", "training", "arithmetic", "level", "seq2seq")
@@ -53,6 +53,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "bench-seq2seq": figures.seq2seq,
     "bench-soak": figures.soak,
     "bench-fleet-builds": figures.fleet_builds,
+    "bench-simulation": fleets.simulation,
     "posts-machine": figures.posts_machine,
     **{f"post-{key}": partial(figures.post, key) for key in POSTS},
 }
