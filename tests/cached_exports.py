@@ -42,6 +42,7 @@ TRACED = (
     "lora",
     "masks",
     "rotary",
+    "shared_prefixes",
     "states",
 )
 LIBRARIES = ("onnx", "onnxscript", "torch", "transformers")

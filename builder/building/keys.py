@@ -31,8 +31,8 @@ UNREAD = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack", "
 
 ORDER = ("export", "reference", "fuse", "verify", "select")
 OF_ADAPTERS = ("adapters", "adapter_rank", "adapter_layers")
-EXPORT = ("task", "max_length", "pooling", "late_chunking", "beams", "max_answer", *OF_ADAPTERS)
-REFERENCE = (*EXPORT, "target", "engine", "instances", "threads", "machine", "serving")
+EXPORT = ("task", "target", "max_length", "pooling", "late_chunking", "beams", "max_answer", *OF_ADAPTERS)
+REFERENCE = (*EXPORT, "engine", "instances", "threads", "machine", "serving")
 EXACT = (*REFERENCE, "level", "triton", "executor", "gpu", "truncate")
 ANY_ENGINE = (*EXACT, "cache", "cache_gb", "slots")  # decide which engines can be chosen: some refuse these
 # Options that stages before the layout do not read: the queue, and the front's settings in config.pbtxt.

@@ -183,3 +183,8 @@ def position_limit(model: PreTrainedModel) -> int | None:
     if declared and declared > 0:  # further rows of a table may have another meaning
         limits.append(int(declared))
     return min(limits, default=None)
+
+
+def is_causal(model: PreTrainedModel) -> bool:
+    """Return True if a token of `model` sees only those before it."""
+    return any(getattr(module, "is_causal", False) for module in model.modules())

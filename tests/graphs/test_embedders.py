@@ -27,7 +27,12 @@ from builder.options import make_spec
 from builder.repository.report.record import BuildReport
 from tests.embedders import PROMPT, make_embedder
 
-BATCHES = (["a fox"], [TEXTS[0], "Zürich – 東京 🚆", TEXTS[5]], [" ".join(TEXTS)[:400], "short"])
+BATCHES = (
+    ["a fox"],
+    ["", "a fox and a dog", "a fox and a cat", "a fox", ""],
+    [TEXTS[0], "Zürich – 東京 🚆", TEXTS[5]],
+    [" ".join(TEXTS)[:400], "short"],
+)
 WINDOWED = {"use_bidirectional_attention": True}
 
 
@@ -44,11 +49,15 @@ WINDOWED = {"use_bidirectional_attention": True}
 def test_decoder_embeds_like_sentence_transformers(
     model_type: str, mode: str, options: dict[str, Any], operator: str, tmp_path: Path
 ) -> None:
-    """Alone, padded, long, Unicode and prompted texts; on ONNX Runtime, and spelled out on OpenVINO."""
+    """Alone, padded, empty, equal, long, Unicode and prompted texts; on ONNX Runtime, and spelled out on OpenVINO.
+
+    Equal beginnings are computed once where a token sees all those before it and no others.
+    """
     folder = make_embedder(tmp_path / "embedder", model_type, mode, **options)
     checkpoint = resolve(make_spec(model=str(folder)))
-    exported = export(checkpoint, tmp_path)
+    exported = export(checkpoint, tmp_path, shares_prefixes=True)
     assert exported.warning is None
+    assert exported.shares_prefixes == (operator == CACHED_ATTENTION)
     assert exported.graph.operators[operator] == exported.layers == 2
     plain = spell_out_attention(exported.graph, tmp_path)
     converted = convert(plain, tmp_path / "ir" / "model.xml", "fp32", half_weights=False)

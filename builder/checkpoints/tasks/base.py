@@ -111,6 +111,7 @@ class EncoderTask(Task):
     per_token = True  # True if axis 1 of the graph's outputs is the sequence, whose padding is not compared
     extra_inputs: tuple[str, ...] = ()  # graph inputs beyond the tokenizer's, made by the emitted task
     graph_outputs: tuple[str, ...] = ("logits",)
+    rows_begin_alike = False  # True if the rows of most requests have a long beginning in common
     has_late_chunking = False  # True if --late-chunking is one of its options
 
     @property

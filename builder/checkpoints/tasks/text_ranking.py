@@ -14,6 +14,7 @@ from builder.checkpoints.checkpoint import Checkpoint, CheckpointFiles
 from builder.checkpoints.cross_encoder import load_cross_encoder
 from builder.checkpoints.distances import PairedNumbers, difference, paired_scores
 from builder.checkpoints.metrics import list_agreement, rank_correlation, score_ranking
+from builder.checkpoints.model import is_causal
 from builder.checkpoints.pair_template import chat_reading, pair_pieces, read_without_special_tokens
 from builder.checkpoints.rankers import PairRanker, Ranker
 from builder.checkpoints.sentence_transformers.kinds import CROSS_ENCODER
@@ -58,6 +59,7 @@ def _graded(texts: Sequence[str], at: int, count: int) -> Sample:
 class TextRanking(TextClassification):
     name = "text-ranking"
     precedence = 3
+    rows_begin_alike = True
     metric = "rank correlation"
     threshold = 0.97
     min_ranking: ClassVar[Mapping[str, float]] = {"recall@10": 0.85}
@@ -251,11 +253,6 @@ def is_language_model(config: PreTrainedConfig) -> bool:
     """Return True if the checkpoint was saved with the head of a causal language model."""
     names = model_class_names(find_auto_class(CAUSAL)).values()
     return any(name in names for name in config.architectures or [])
-
-
-def is_causal(model: PreTrainedModel) -> bool:
-    """Return True if a token of `model` sees only those before it."""
-    return any(getattr(module, "is_causal", False) for module in model.modules())
 
 
 TASK = TextRanking()

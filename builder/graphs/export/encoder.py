@@ -25,6 +25,7 @@ from builder.graphs.export.failure import reason
 from builder.graphs.export.program import export_graph
 from builder.graphs.export.recurrence import recurrent_operators
 from builder.graphs.export.rows import TASK_INPUTS, TOKENIZER_INPUTS, Rows, rows_of
+from builder.graphs.export.shared_prefixes import SHARED, share_prefixes
 from builder.graphs.onnx.bands import split_bands
 from builder.graphs.onnx.experts import order_experts
 from builder.graphs.onnx.graph import MODEL_FILE, Graph
@@ -35,24 +36,36 @@ EXAMPLE = (7, 5)  # tokens of each row of the example: sizes that no axis is spe
 
 @dataclass(frozen=True)
 class Export:
-    """Exported graph, its module, and how much of its attention is fused."""
+    """Exported graph, its module, and how much of its attention is fused.
+
+    `shares_prefixes`: True if the graph computes equal beginnings of rows once.
+    """
 
     graph: Graph
     module: TaskGraph
     attentions: int  # fused
     layers: int
     warning: str | None
+    shares_prefixes: bool = False
 
 
-def export(checkpoint: Checkpoint, folder: Path) -> Export:
-    """Export the task's graph into `folder`. Raises ExportError if no graph can be made at all."""
+def export(checkpoint: Checkpoint, folder: Path, shares_prefixes: bool = False) -> Export:
+    """Export the task's graph into `folder`. Raises ExportError if no graph can be made at all.
+
+    With `shares_prefixes`, a decoder whose answers stay the same computes equal beginnings of rows once.
+    """
     module, rows = task_graph(checkpoint), rows_of(checkpoint)
     path = folder / "exported" / MODEL_FILE
     layers = int(checkpoint.config.num_hidden_layers)
-    graph = unfused = _try_export(module, rows, path, fused=True)
-    attentions = 0 if isinstance(graph, str) else graph.operators[ATTENTION] + graph.operators[CACHED_ATTENTION]
+    shared = share_prefixes(module, rows) if shares_prefixes else None
+    if shared is not None:
+        graph = _try_export(shared, rows, path, SHARED)
+        if not isinstance(graph, str) and _attentions(graph) == layers:
+            return Export(graph, module, layers, layers, None, shares_prefixes=True)
+    graph = unfused = _try_export(module, rows, path, ONNXRUNTIME)
+    attentions = 0 if isinstance(graph, str) else _attentions(graph)
     if not attentions:
-        graph = _try_export(module, rows, path, fused=False)
+        graph = _try_export(module, rows, path, UNFUSED)
     if isinstance(graph, str):
         raise ExportError(f"{checkpoint.source} ({checkpoint.config.model_type}) does not export: {graph}")
     warning = None
@@ -78,13 +91,18 @@ def task_graph(checkpoint: Checkpoint) -> TaskGraph:
     return task.graph(checkpoint, (*names, *task.extra_inputs))
 
 
-def _try_export(module: TaskGraph, rows: Rows, path: Path, fused: bool) -> Graph | str:
-    """Return the graph of `module`, or the reason why there is none."""
+def _attentions(graph: Graph) -> int:
+    return graph.operators[ATTENTION] + graph.operators[CACHED_ATTENTION]
+
+
+def _try_export(module: TaskGraph, rows: Rows, path: Path, attention: str) -> Graph | str:
+    """Return the graph of `module` with an implementation of attention, or the reason why there is none."""
     model: PreTrainedModel = module.model
     before = model.config._attn_implementation
     try:
-        with fused_attention(model) if fused else nullcontext(), chosen_experts(model), recurrent_operators(module):
-            model.set_attn_implementation(ONNXRUNTIME if fused else UNFUSED)
+        own = nullcontext() if attention == UNFUSED else fused_attention(model)
+        with own, chosen_experts(model), recurrent_operators(module):
+            model.set_attn_implementation(attention)
             return export_module(module, rows, path)
     except Exception as error:  # torch.export raises whatever the model's own code raises
         if find_disk_full_error(error) is not None:

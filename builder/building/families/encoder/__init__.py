@@ -112,7 +112,8 @@ class Encoder:
         checkpoint, module = self.checkpoint, task_graph(self.checkpoint)
         require_disk_space(weights_bytes(module), GRAPHS)
         long = long_references(module, rows_of(checkpoint), checkpoint.max_length)
-        return ExportedEncoder(export(checkpoint, self.folder), long)
+        begin_alike = self.spec.target == "cpu" and encoder_task(checkpoint.task).rows_begin_alike
+        return ExportedEncoder(export(checkpoint, self.folder, begin_alike), long)
 
     def reference(self, exported: ExportedEncoder) -> MeasuredVariant:
         """Measure PyTorch; its answers to the samples come once the front that reads them exists."""

@@ -34,6 +34,11 @@ def fused_attention(model: PreTrainedModel) -> Iterator[None]:
         yield
 
 
+def follows_interface(model: PreTrainedModel) -> bool:
+    """Return True if the architecture needs no file here."""
+    return _file_of(model) is None
+
+
 def own_layers(model: PreTrainedModel) -> tuple[LayerShape, ...] | None:
     """Return what each layer keeps of a text, by the architecture's own file; None if transformers' cache shows it."""
     found = getattr(_file_of(model), "layers", None)
