@@ -28,7 +28,7 @@ from builder.graphs.export.rows import Rows
 
 SHARED = "onnxruntime_shared_prefixes"
 TOKENS_STEP = 32  # the number of tokens is rounded up to a multiple: OpenVINO prepares itself for each new number
-TRIED, SAME = (9, 8, 6), 5  # tokens of rows that are tried, of which the first are equal
+TRIED, SAME = (40, 40, 21), 20  # tokens of rows that are tried, of which the first are equal; above TOKENS_STEP
 INPUTS = ("input_ids", "attention_mask")  # a graph with others may tell equal tokens apart
 
 
