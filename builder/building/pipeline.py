@@ -21,9 +21,10 @@ from builder.checkpoints.mapped import giving_back
 from builder.checkpoints.resolve import locate, resolve
 from builder.checkpoints.tokenizer_limits import panics_refused
 from builder.common.cache.entries import bounded_cache
-from builder.common.errors import RepositoryError
+from builder.common.errors import RepositoryError, SpecError
 from builder.common.progress import Stage
 from builder.common.workplace import build_folder
+from builder.engines import missing
 from builder.engines.gpu import refuse_card
 from builder.options import BuildSpec
 from builder.repository.locks import refuse_unwritable
@@ -47,6 +48,8 @@ def build(spec: BuildSpec, stage: Stage = lambda name: nullcontext()) -> BuildRe
     `stage` is a context manager that is entered with the name of each stage, to show progress.
     Raises BuilderError; the repository is then as it was before.
     """
+    if (reason := missing(spec.engine)) is not None:
+        raise SpecError(reason)
     store = None if spec.store is None else open_store(spec.store)
     recover(spec.output)
     if store is None:

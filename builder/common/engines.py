@@ -5,6 +5,7 @@ They are data, so that the options can list the engines and a check can read the
 
 from __future__ import annotations
 
+import importlib.util
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,7 +24,8 @@ class EngineFacts:
     package: the Python distribution whose version identifies the engine; None if none does.
     order: the place in lists; without --engine, the first engine that has a precision runs it.
     targets: values of --target that --engine NAME goes with; none if it cannot be requested.
-    is_installed: builds have the package, and record its version.
+    is_installed: builds on a CPU use the package, and record its version where it is installed.
+    extra: the extra of the project that brings the package; None if the project itself does.
     compiles_where_served: the model's file is compiled later, on the GPU that serves it.
     runs_checkpoint: the engine runs a checkpoint as it is, so that nothing is exported.
     compute_capabilities: by precision, or for `any`, the least that it needs of a GPU, and the source.
@@ -44,6 +46,7 @@ class EngineFacts:
     order: int = 99
     targets: tuple[str, ...] = ()
     is_installed: bool = False
+    extra: str | None = None
     compiles_where_served: bool = False
     runs_checkpoint: bool = False
     compute_capabilities: Mapping[str, tuple[str, str]] = field(default_factory=dict)
@@ -51,6 +54,12 @@ class EngineFacts:
     detection_order: int | None = None
     cpu_instances: int = 1
     opens_folders: bool = False
+
+    def is_missing(self) -> bool:
+        """Return True if an extra brings the package that builds use, and it is not installed."""
+        if not (self.is_installed and self.extra and self.package):
+            return False
+        return importlib.util.find_spec(self.package) is None
 
 
 def _facts(file: Path) -> EngineFacts:

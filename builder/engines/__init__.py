@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
 
+from builder.common.distribution import installing
 from builder.common.engines import ENGINES, EngineFacts
 from builder.common.errors import BuilderError
 from builder.common.machine import available_memory
@@ -201,6 +202,14 @@ def session_engine(session: Session) -> GraphEngine:
 def graph_engines() -> list[GraphEngine]:
     """Return the engines that run graphs, the preferred one first."""
     return [graph_engine(name) for name, facts in ENGINES.items() if not facts.runs_checkpoint]
+
+
+def missing(name: str | None) -> str | None:
+    """Return how to install the engine `name` if it is an extra that is not installed; otherwise None."""
+    facts = ENGINES.get(name or "")
+    if facts is None or facts.extra is None or not facts.is_missing():
+        return None
+    return f"{facts.title} is not installed: {installing(facts.extra)}"
 
 
 def _instance(name: str) -> Any:

@@ -19,7 +19,7 @@ from builder.checkpoints.grids import StoredWeights
 from builder.common.engines import ENGINES
 from builder.common.errors import SpecError
 from builder.common.memory import ReservedMemory
-from builder.engines import graph_engine, graph_engines, stays_in_file
+from builder.engines import graph_engine, graph_engines, missing, stays_in_file
 from builder.engines.optimise import Quantised
 from builder.engines.optimise.weights import quantise_weights
 from builder.graphs.onnx.graph import Graph, has_many
@@ -211,7 +211,7 @@ def session_here(engine: str, cache: CacheType, threads: int) -> Session:
 
 def measurable() -> list[str]:
     """Return the engines that decode and that this machine can run as they will be served, the preferred one first."""
-    return [name for name in decoding_engines() if _decoding(name).timed]
+    return [name for name in decoding_engines() if _decoding(name).timed and missing(name) is None]
 
 
 def decoding_engines() -> list[str]:

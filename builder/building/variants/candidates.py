@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError
 
 from builder.common.errors import SpecError
 from builder.common.releases import runtime_has
+from builder.engines import missing
 from builder.engines.encoding import Variant, all_variants, encoding_engine
 from builder.engines.optimise import Quantised
 from builder.engines.optimise.activations import Feeds
@@ -41,7 +42,7 @@ def requested_variants(spec: BuildSpec, flags: Collection[str]) -> tuple[Variant
     """Return the variants that `spec` allows on a CPU with the instruction sets `flags`. Raises SpecError for none."""
     here = [v for v in all_variants() if v.target == "cpu"]
     if spec.graph is not None:
-        engines = list(dict.fromkeys(v.engine for v in here))
+        engines = list(dict.fromkeys(v.engine for v in here if missing(v.engine) is None))
         chosen = engines if spec.engine == "auto" else [spec.engine or engines[0]]
         return tuple(Variant(GIVEN, engine) for engine in chosen)
     precision = "fp16" if spec.level == "O4" else spec.precision
@@ -54,7 +55,7 @@ def requested_variants(spec: BuildSpec, flags: Collection[str]) -> tuple[Variant
         if not those:
             raise SpecError(f"no engine has {precision} on a CPU; --target tensorrt has")
         raise SpecError(f"{spec.engine} has no {precision} on a CPU; {those} has: leave --engine out")
-    reasons = {v: encoding_engine(v.engine).unable(v.precision, flags) for v in matching}
+    reasons = {v: missing(v.engine) or encoding_engine(v.engine).unable(v.precision, flags) for v in matching}
     able = [v for v in matching if reasons[v] is None]
     if not able:
         raise SpecError(reasons[matching[0]])

@@ -22,7 +22,7 @@ def signature_of(version: ModelVersion) -> stock.Signature | None:
     For a plan, return those of the graph that it was compiled from, if that lies beside it.
     """
     facts = version.model.engine
-    if facts is None or facts.runs_checkpoint:
+    if facts is None or facts.runs_checkpoint or facts.is_missing():
         return None
     path = version.recipe / MODEL_FILE if facts.compiles_where_served else version.graph
     if not all(file.is_file() for file in graph_engine(facts.name).files(path)):

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 REPORT = "build.json"
 SUMMARY = "report"  # parameter of a front's configuration
-_ENGINES = tuple(facts.package for facts in ENGINES.values() if facts.is_installed and facts.package)
+_ENGINES = tuple(
+    facts.package for facts in ENGINES.values() if facts.is_installed and facts.package and not facts.is_missing()
+)
 PACKAGES = ("torch", "transformers", "tokenizers", "onnx", *_ENGINES, "optimum", "numpy")
 NOT_COMPARED = (
     "no speed-up where the cache has the times of an earlier build: times of different moments are not compared; "

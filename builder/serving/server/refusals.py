@@ -10,12 +10,15 @@ import numpy as np
 from tritonclient.grpc import model_config_pb2
 
 from builder.common.addresses import is_loopback
+from builder.common.engines import ENGINES
 from builder.common.errors import RepositoryError, ServeError
+from builder.engines import missing
 from builder.engines.gpu import gpus
 from builder.engines.tensorrt_llm import engine as tensorrt_llm
 from builder.engines.vllm import engine as vllm
 from builder.repository.check import pending
 from builder.repository.config.render import parse
+from builder.repository.lint.repository import Repository
 from builder.repository.signatures import unsigned
 from builder.serving.server.embedded import EMBEDDED
 
@@ -51,8 +54,14 @@ def refuse_repository(repository: Path, backends: Path, strict: bool) -> None:
     if not repository.is_dir() or not any(repository.glob("*/config.pbtxt")):
         raise ServeError(f"{repository} holds no model; build one first: build-repo MODEL --output {repository}")
     refused = [*pending(repository).values(), *_unsupported_models(repository, _backend_names(backends), strict)]
+    refused += _models_without_engine(repository)
     if refused:
         raise ServeError(refused[0])
+    refuse_machine()
+
+
+def refuse_machine() -> None:
+    """Raise ServeError if Python models do not run here, whatever the repository."""
     if int(np.__version__.split(".")[0]) >= 2:
         raise ServeError(f"numpy {np.__version__} corrupts tensors in this server's Python backend: install numpy<2")
     if SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free < SHARED_MEMORY_NEEDED:
@@ -61,6 +70,17 @@ def refuse_repository(repository: Path, backends: Path, strict: bool) -> None:
             f"{SHARED_MEMORY} has {free} MB free; the Python backend needs {SHARED_MEMORY_NEEDED >> 20} MB: enlarge it "
             "(docker: --shm-size 1g) or remove what fills it"
         )
+
+
+def _models_without_engine(repository: Path) -> list[str]:
+    """Return the problems of models whose engine is an extra that is not installed."""
+    reasons = {facts.model_file: reason for name, facts in ENGINES.items() if (reason := missing(name)) is not None}
+    return [
+        f"{version.model.name}: {reason}"
+        for version in (Repository(repository).versions if reasons else ())
+        for file, reason in reasons.items()
+        if version.is_served and (version.path / file).is_file()
+    ]
 
 
 def _backend_names(backends: Path) -> set[str]:

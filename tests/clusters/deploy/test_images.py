@@ -101,7 +101,7 @@ def test_pull_image_has_the_package_versions_of_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = [
         *project["dependencies"],
-        *(line for e in ("s3", "gcs", "azure", "sign") for line in project["optional-dependencies"][e]),
+        *(line for e in ("s3", "gcs", "azure", "sign", "openvino") for line in project["optional-dependencies"][e]),
     ]
     assert set(_requirements("pull")) <= set(lines)
     dockerfile = (ROOT / "Dockerfile.pull").read_text()
