@@ -26,6 +26,8 @@ build-repo push NAME --to URL     a version of a model to an object store
 build-repo pull NAME --from URL   a version of a model from an object store
 build-repo store check URL        the files of an object store, compared with their hashes
 build-repo deploy --to kubernetes  a repository as the manifests of an orchestrator
+build-repo doctor                 what this machine can build and serve, and what to mend
+build-repo completion bash        a script that completes verbs and options in a shell
 build-repo help [VERB]            this text, or the options of a verb
 """
 
@@ -46,36 +48,11 @@ from types import ModuleType
 
 from rich.markup import escape
 
-from builder.commands import screen
+from builder.commands import VERBS, output, screen
+from builder.commands.first_steps import print_first_steps
 from builder.common.distribution import own_version
 from builder.common.errors import BuilderError, SpecError
 
-VERBS = (
-    "serve",
-    "query",
-    "load-test",
-    "evaluate",
-    "plan",
-    "tune",
-    "check",
-    "sign",
-    "verify",
-    "compile",
-    "report",
-    "versions",
-    "promote",
-    "rollback",
-    "adapter",
-    "remove",
-    "share",
-    "unshare",
-    "cache",
-    "push",
-    "pull",
-    "store",
-    "gateway",
-    "deploy",
-)
 HELP = "help"
 CLOSE = 0.75  # least similarity of a word that counts as a misspelt verb; "serv" and "serve" have 0.89
 
@@ -107,6 +84,9 @@ def _exit_at_once(status: int) -> None:
 
 
 def _run(arguments: Sequence[str]) -> int:
+    if not arguments and output.is_terminal:
+        print_first_steps()
+        return 0
     try:
         command, options = parse(arguments)
         for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT too: a shell starts background jobs with it ignored

@@ -25,6 +25,7 @@ from starlette.routing import Match, Route
 
 from builder import cli
 from builder.checkpoints.tasks import all_tasks
+from builder.commands import VERBS
 from builder.commands.build import OWN
 from builder.common.distribution import DISTRIBUTION
 from builder.common.errors import SpecError
@@ -225,7 +226,7 @@ def _pip(arguments: list[str]) -> None:
 @cache
 def known_options() -> set[str]:
     """Return every option of every verb, and of the project's scripts."""
-    names = [verb.replace("-", "_") for verb in cli.VERBS] + ["build"]
+    names = [verb.replace("-", "_") for verb in VERBS] + ["build"]
     parsers: list[ArgumentParser] = [importlib.import_module(f"builder.commands.{name}").parser() for name in names]
     scripts = [
         path.read_text("utf-8")

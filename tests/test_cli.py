@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from builder import cli
-from builder.cli import VERBS, main, parse
+from builder.cli import main, parse
+from builder.commands import VERBS, output
 from builder.commands.build_one import fused_operators
 from builder.common.distribution import DISTRIBUTION
 from builder.serving.load.record import read
@@ -130,6 +131,55 @@ def test_errors_are_reported_without_a_traceback(
     error = capfd.readouterr().err
     assert message in error
     assert "Traceback" not in error
+
+
+def test_command_alone_says_what_to_do_next(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(output, "_force_terminal", True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert main([]) == 0
+    shown = capsys.readouterr().out
+    assert len(shown.splitlines()) <= 10
+    assert "build-repo doctor " in shown
+    assert "nothing is built here so far" in shown
+    (tmp_path / "model_repository" / "topics").mkdir(parents=True)
+    (tmp_path / "model_repository" / "topics" / "build.json").write_text("{}")
+    assert main([]) == 0
+    assert 'build-repo query topics text_input="Hello"' in capsys.readouterr().out
+
+
+def test_command_alone_in_a_program_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([])
+    assert "MODEL" in capsys.readouterr().err
+
+
+COMPLETION = """
+source "$1"
+COMP_WORDS=(build-repo "${@:2}"); COMP_CWORD=$(($# - 1))
+_shtab_build_repo build-repo "${@: -1}"
+echo "${COMPREPLY[@]}"
+"""
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_completion_offers_verbs_and_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "bash"]) == 0
+    (tmp_path / "script").write_text(capsys.readouterr().out)
+    (tmp_path / "models.yaml").touch()
+    for words, expected in {
+        ("",): list(VERBS),
+        ("pul",): ["pull"],
+        ("org/name", "--preci"): ["--precision"],
+        ("org/name", "--precision", "int8-s"): ["int8-static"],
+        ("pull", "--verify"): ["--verify-key"],
+        ("plan", "mod"): ["models.yaml"],
+    }.items():
+        command = ["bash", "-c", COMPLETION, "bash", str(tmp_path / "script"), *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+        assert done.stdout.split() == expected, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from pydantic import BaseModel
 
 import builder
-from builder.cli import VERBS
+from builder.commands import VERBS
 from builder.common.errors import SpecError
 from builder.options import BuildSpec, PodOptions
 from scripts.documentation.pages import pages, rendered

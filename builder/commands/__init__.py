@@ -14,6 +14,34 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.table import Table
 
+VERBS = (
+    "serve",
+    "query",
+    "load-test",
+    "evaluate",
+    "plan",
+    "tune",
+    "check",
+    "sign",
+    "verify",
+    "compile",
+    "report",
+    "versions",
+    "promote",
+    "rollback",
+    "adapter",
+    "remove",
+    "share",
+    "unshare",
+    "cache",
+    "push",
+    "pull",
+    "store",
+    "gateway",
+    "deploy",
+    "doctor",
+    "completion",
+)
 DEFAULT_REPOSITORY = Path("model_repository")
 DEFAULT_URL = "127.0.0.1:8001"
 

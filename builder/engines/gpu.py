@@ -18,7 +18,6 @@ HEADROOM = 0.9  # of a card's memory: CUDA and a step need the rest
 # needed, CUDA's default on Linux since 12.2 (PyTorch, pull request 86509)
 CONTEXT = 667_000_000
 SERVER_ON_CARD = CONTEXT + (64 << 20)  # with Triton's memory pool (--cuda-memory-pool-byte-size)
-QUERY = ("nvidia-smi", "--query-gpu=name,compute_cap,memory.total", "--format=csv,noheader,nounits")
 CUDA_13 = ("7.5", "CUDA 13.0 release notes")  # without Maxwell, Pascal and Volta
 
 
@@ -71,9 +70,20 @@ def refuse_size(gpu: Gpu, needs: int, parts: str, advice: str, in_process: bool)
 
 def gpus() -> tuple[GpuModel, ...]:
     """Return the NVIDIA GPUs that the driver sees, in its order; none if there is no driver."""
-    try:
-        lines = subprocess.run(QUERY, capture_output=True, text=True, check=True, timeout=20).stdout.splitlines()
-    except (OSError, subprocess.SubprocessError):
-        return ()
+    lines = _query("name", "compute_cap", "memory.total")
     fields = [[part.strip() for part in line.rsplit(",", 2)] for line in lines]
     return tuple(GpuModel(name, capability, int(float(memory))) for name, capability, memory in fields)
+
+
+def driver_version() -> str | None:
+    """Return the version of the NVIDIA driver; None if there is none."""
+    return next(iter(_query("driver_version")), None)
+
+
+def _query(*fields: str) -> list[str]:
+    """Return a line of `fields` for each GPU; none if there is no driver."""
+    command = ("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.splitlines()
+    except (OSError, subprocess.SubprocessError):
+        return []

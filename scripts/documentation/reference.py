@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from builder.cli import VERBS
+from builder.commands import VERBS
 from builder.options import BuildSpec, PodOptions
 from scripts.documentation.markdown import table
 

@@ -57,7 +57,7 @@ def prepare_embedded(repository: Path, scratch: Path, beside: Path, liveness: bo
     """
     wheel = wheel_folder()
     backends = scratch / "backends"
-    for source in [*(wheel / "backends" / "python").iterdir(), _stub(wheel)]:
+    for source in [*(wheel / "backends" / "python").iterdir(), find_stub(wheel)]:
         if source.is_file():
             _copy(source, backends / "python" / source.name)
     for source in beside.glob("*/*"):
@@ -90,7 +90,8 @@ def prepare_embedded(repository: Path, scratch: Path, beside: Path, liveness: bo
     return EmbeddedCommand(command, environment, region)
 
 
-def _stub(wheel: Path) -> Path:
+def find_stub(wheel: Path) -> Path:
+    """Return the file of `wheel` that runs models in this Python. Raises ServeError if there is none."""
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     stub = wheel / "python_backend_stubs" / version / "triton_python_backend_stub"
     if not stub.is_file():
