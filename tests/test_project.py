@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -87,31 +85,3 @@ def test_emitted_python_imports_only_its_requirements() -> None:
 def test_constructors_call_super_instead_of_a_named_class() -> None:
     for path in ROOT.glob("builder/**/*.py"):
         assert not re.search(r"\b[A-Z]\w+\.__init__\(self", path.read_text("utf-8")), path
-
-
-@pytest.mark.slow
-def test_installed_wheel_finds_its_templates(tmp_path: Path) -> None:
-    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
-    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    installed = tmp_path / "installed"
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(installed)
-        assert not [name for name in archive.namelist() if name.startswith(("tests/", "scripts/"))]
-        assert {f"{path.relative_to(ROOT)}" for path in ROOT.glob("builder/**/*.py")} <= set(archive.namelist())
-    program = """
-import sys
-sys.path = [sys.argv[1], *(p for p in sys.path if p not in ("", sys.argv[2]))]
-from builder.common.distribution import RUNTIME
-from builder.repository.config import entries, render
-from builder.repository.layout.emitted import emitted_files
-from builder.options import Serving
-config = entries.Config("m", "python", 1, [], [], [], Serving(), dynamic_batching=True)
-assert str(render.templates()).startswith(sys.argv[1]), render.templates()
-assert render.parse(render.render(config), "m").name == "m"
-models = [path.name for path in RUNTIME.glob("*_model.py")]
-assert len(models) == 4
-assert all(path.is_file() for model in models for path in emitted_files(model).values())
-"""
-    arguments = [sys.executable, "-c", program, str(installed), str(ROOT)]
-    subprocess.run(arguments, cwd=tmp_path, check=True)
