@@ -20,7 +20,8 @@ from builder.runtime.contract import LayerShape
 from scripts.benchmarks import generation, generators, peers, seq2seq, step
 from scripts.benchmarks.circumstances import circumstances, refuse_other, write_figures
 from scripts.benchmarks.decode_limits import decode_limit
-from scripts.benchmarks.generation import WORKS, check_counts, make_cells, make_work, medians
+from scripts.benchmarks.generation import check_counts, medians
+from scripts.benchmarks.generation_work import WORKS, make_cells, make_work
 from scripts.benchmarks.peers.clock import Clock
 
 
