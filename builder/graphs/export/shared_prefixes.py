@@ -84,7 +84,8 @@ def shared_tokens(input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Shar
     spare = (~needed).to(torch.int64).cumsum(dim=0)
     computed = needed.logical_or(spare <= -needed.to(torch.int64).sum() % TOKENS_STEP)
     kept = computed.nonzero()[:, 0]
-    torch._check(kept.shape[0] > 1)  # export takes one token for another kind of call; the graph is for any number
+    # export takes one token for another kind of call; the graph is for any number
+    torch._check(kept.shape[0] > 1)  # type: ignore[no-untyped-call]
     order = computed.to(torch.int64).cumsum(dim=0) - 1
     return SharedTokens(kept, embedding(first * sequence + places, order[:, None])[..., 0])
 
@@ -160,10 +161,10 @@ def _attention(
     """Compute attention of the tokens as a function of transformers: over whole rows, with every token's keys."""
     refuse_unknown(options)
     tokens, scale = _tokens.get(), query.shape[-1] ** -0.5 if scaling is None else scaling
-    rows = [_heads_in_rows(tokens, states) for states in (query, key, value)]
+    query, key, value = (_heads_in_rows(tokens, states) for states in (query, key, value))
     if torch.compiler.is_exporting():
-        return tokens.once(causal_attention(*rows, scale)), None
-    out = scaled_dot_product_attention(*rows, is_causal=True, scale=scale, enable_gqa=True)
+        return tokens.once(causal_attention(query, key, value, scale)), None
+    out = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=True)
     return tokens.once(out.transpose(1, 2)), None
 
 
@@ -171,7 +172,7 @@ def _heads_in_rows(tokens: SharedTokens, states: torch.Tensor) -> torch.Tensor:
     """Return (batch, heads, sequence, size) of the tokens' (1, heads, tokens, size)."""
     _, heads, _, size = states.shape
     rows = tokens.in_rows(states.transpose(1, 2).flatten(2))
-    return rows.unflatten(2, (heads, size)).transpose(1, 2)
+    return rows.view(*rows.shape[:2], heads, size).transpose(1, 2)
 
 
 def _mask(*, mask_function: Any, local_size: int | None = None, **options: Any) -> Causal:
