@@ -64,10 +64,15 @@ def test_entities_of_windows_have_places_in_the_whole_text(
 
 
 def test_short_and_long_texts_share_a_request(fronts: dict[int, tuple[Pipeline, Checkpoint]]) -> None:
+    """A batch may round a score otherwise than one text alone: by a few units of the last place of fp32."""
     front, resolved = fronts[LIMIT]
     samples = [{"text_input": text, "windows": True} for text in (TEXTS[0], LONG, TEXTS[1])]
     together = answers(front, resolved, samples)
-    assert [one["entities"] for one in together] == [answers(front, resolved, [one])[0]["entities"] for one in samples]
+    for sample, answer in zip(samples, together, strict=True):
+        alone = json.loads(answers(front, resolved, [sample])[0]["entities"])
+        assert json.loads(answer["entities"]) == [
+            {**one, "score": pytest.approx(one["score"], abs=1e-6)} for one in alone
+        ]
     assert together[1]["prompt_tokens"] > 3 * LIMIT
     assert not any(one["truncated"] for one in together)
 
