@@ -16,7 +16,7 @@ from builder.common.errors import RepositoryError, SpecError
 from builder.repository.locks import refuse_unwritable
 from builder.serving.doctor.finding import Finding
 
-MIN_DISK = 1e9  # bytes; the repository, checkpoint and stages of a small encoder take 0.4 GB
+MIN_DISK = 1e9  # bytes; the repository, checkpoint and stages of a small encoder take 0.2 GB
 
 
 def find_folders(repository: Path) -> Iterator[Finding]:
