@@ -1,4 +1,4 @@
-"""What an operator's cluster asks of each pod: the section `pod:` of a models.yaml, which `build-repo deploy` reads.
+"""Define what a cluster requires of each pod: the section `pod:` of a models.yaml, which `build-repo deploy` reads.
 
 Fields: https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/
 """

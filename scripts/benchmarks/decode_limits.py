@@ -1,4 +1,4 @@
-"""The most tokens a second that a decoder of a shape can generate on this machine, whatever the software.
+"""Compute the most tokens a second that a decoder of a shape can generate on this machine, whatever the software.
 
 A step of several clients reads the weights once, and the cache and states of each client. With experts it reads those
 that at least one client's token chose; routers with random weights choose evenly. 8 bits a weight and a cached number,

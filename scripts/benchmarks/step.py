@@ -1,4 +1,4 @@
-"""Where one decode step of one row goes, beside the least time in which its weights and keys can be read.
+"""Measure where one decode step of one row goes, beside the least time in which its weights and keys can be read.
 
 Real shapes, random weights, in this process, without Triton. Each side is a process of its own: an engine's threads
 would slow another's. `step` is the executor's call; `loop` is what the decode loop adds to it; `operators` is the

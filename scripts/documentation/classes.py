@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from builder.common.releases import OPERATOR_NEEDS, RELEASES, runtime_has
+from builder.common.releases import OPERATOR_NEEDS, RELEASES, runtime_has, version_tuple
 from builder.graphs.onnx.operators import EXPERTS_NEED, QUANTISED_EXPERTS_NEED, SHARED_CACHE_NEED
 from scripts.documentation.markdown import table
 
@@ -29,7 +29,7 @@ def classes() -> str:
     heads = ("class", "such as", "ONNX Runtime from", "the release's own, `--executor bls`", "in process")
     rows = []
     for name, (example, needs, stays) in CLASSES.items():
-        newest = max((OPERATOR_NEEDS[need] for need in needs), key=lambda version: [*map(int, version.split("."))])
+        newest = max((OPERATOR_NEEDS[need] for need in needs), key=version_tuple)
         own = "refused" if stays else _since(needs, in_process=False)
         rows.append((name, example, newest, own, _since(needs, in_process=True)))
     return table(heads, rows)

@@ -14,6 +14,7 @@ from random import Random
 from statistics import mean
 from typing import Any
 
+import numpy as np
 from prometheus_client import CollectorRegistry
 
 from builder.serving.gateway.errors import ApiError
@@ -151,7 +152,7 @@ def _figures(
         "retried": _total(members, "retries"),
         "refused_retries": _total(members, "refused_retries"),
         "ejections": _total(members, "ejections"),
-        "busy_p99_over_mean": round(quantile(busy_s, 0.99) / mean(busy_s), 2),
+        "busy_p99_over_mean": round(_quantile(busy_s, 0.99) / mean(busy_s), 2),
         "prefix_hit_rate": round(sum(triton.hits for triton in tritons) / max(1, outcome.repeated), 3),
         "first_piece_s": _quantiles(outcome.first_s),
         "embedding_s": _quantiles(outcome.encoded_s),
@@ -196,9 +197,9 @@ def _measured(stopwatch: Stopwatch) -> dict[str, Any]:
 
 def _quantiles(values: Sequence[float], scale: float = 1.0) -> dict[str, float]:
     shares = {"p50": 0.5, "p99": 0.99, "max": 1.0}
-    return {name: round(scale * quantile(values, share), 3) for name, share in shares.items()}
+    return {name: round(scale * _quantile(values, share), 3) for name, share in shares.items()}
 
 
-def quantile(values: Sequence[float], share: float) -> float:
+def _quantile(values: Sequence[float], share: float) -> float:
     """Return the smallest value that `share` of the values do not exceed."""
-    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+    return float(np.quantile(values, share, method="inverted_cdf"))

@@ -156,7 +156,7 @@ def chunk_bias(size: int) -> torch.Tensor:
     """
     cache = running_cache()
     if cache.bias is None:
-        positions = _token_positions()
+        positions = token_positions()
         begins = positions - positions % size
         cache.bias = torch.where(torch.arange(_total_length()) < begins[:, None, :, None], HIDDEN, 0.0)
     return cache.bias
@@ -164,10 +164,11 @@ def chunk_bias(size: int) -> torch.Tensor:
 
 def key_distances() -> torch.Tensor:
     """Return how many tokens each key is before each query, (batch, sequence, total length); negative after it."""
-    return _token_positions()[..., None] - torch.arange(_total_length())
+    return token_positions()[..., None] - torch.arange(_total_length())
 
 
-def _token_positions() -> torch.Tensor:
+def token_positions() -> torch.Tensor:
+    """Return the positions of the new tokens, (batch, sequence). Raises ExportError where a graph has none."""
     positions = running_cache().token_positions
     if positions is None:
         raise ExportError("attention by the positions of tokens is fused in decoders alone")

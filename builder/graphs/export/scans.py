@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch._higher_order_ops.scan import scan
 
-from builder.graphs.export.states import running_states
+from builder.graphs.export.states import running_states, where_appended
 
 
 def scanned(step: Callable[..., tuple[torch.Tensor, torch.Tensor]], *tokens: torch.Tensor) -> torch.Tensor:
@@ -22,5 +22,5 @@ def scanned(step: Callable[..., tuple[torch.Tensor, torch.Tensor]], *tokens: tor
     states = running_states()
     past = states.take()
     present, outputs = scan(lambda state, token: step(state, *token), past, tokens, dim=1)
-    states.put(torch.where(states.appended.reshape(-1, *[1] * (past.dim() - 1)), present, past))
+    states.put(where_appended(present, past))
     return outputs

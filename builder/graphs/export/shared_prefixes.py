@@ -101,11 +101,10 @@ def share_prefixes(module: TaskGraph, rows: Rows) -> SharedPrefixes | None:
     tensors = [torch.from_numpy(feeds[name]) for name in INPUTS]
     shared, before = SharedPrefixes(module), model.config._attn_implementation
     try:
-        model.set_attn_implementation(SHARED)
         with torch.no_grad():
-            tried = shared(*tensors)
-            model.set_attn_implementation(before)
             expected = module(*tensors)
+            model.set_attn_implementation(SHARED)
+            tried = shared(*tensors)
     except Exception:  # whatever the model's own code raises
         return None
     finally:

@@ -182,8 +182,13 @@ def decaying_attention(
 
 def _advancing(values: torch.Tensor) -> torch.Tensor:
     """Return `values` (batch, ...) of the rows that a call appends to, and 0, which changes no state, of the others."""
+    return where_appended(values, 0.0)
+
+
+def where_appended(values: torch.Tensor, others: torch.Tensor | float) -> torch.Tensor:
+    """Return `values` (batch, ...) of the rows that a call appends to, and `others` of the others."""
     appended = running_states().appended
-    return torch.where(appended.reshape(-1, *[1] * (values.dim() - 1)), values, 0.0)
+    return torch.where(appended.reshape(-1, *[1] * (values.dim() - 1)), values, others)
 
 
 def _normalised(vectors: torch.Tensor) -> torch.Tensor:

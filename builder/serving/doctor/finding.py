@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found about `subject`.
+    """Finding about `subject`.
 
     `advice`: what to mend; empty if nothing. `stops`: no build works until then. `absent`: it is not here, and most
     builds do not need it.

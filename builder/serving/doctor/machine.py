@@ -36,6 +36,7 @@ def find_gpus() -> Iterator[Finding]:
         return
     providers = onnxruntime.get_available_providers()
     advice = "" if CUDA_PROVIDER in providers else f"to run models on it here: {installing('gpu')}, then {REINSTALL}"
+    driver = driver_version()
     for number, gpu in enumerate(found):
         text = f"{gpu.name}, {gpu.memory_mb / 1024:.0f} GiB, compute capability {gpu.compute_capability}"
-        yield Finding(f"GPU {number}", f"{text}, driver {driver_version()}", advice)
+        yield Finding(f"GPU {number}", f"{text}, driver {driver}", advice)

@@ -8,8 +8,7 @@ import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.inkling.modeling_inkling import InklingAttention
 
-from builder.graphs.export.cached_attention import key_distances
-from builder.graphs.export.caches import running_cache
+from builder.graphs.export.cached_attention import key_distances, token_positions
 
 
 def by_distance(self: Any, relative: torch.Tensor, *positions: Any) -> torch.Tensor:
@@ -40,9 +39,7 @@ def _forward(
     query, key, value = (heads.transpose(1, 2) for heads in (self.q_norm(query), self.k_norm(key), value))
     bias = by_distance(self.rel_logits_proj, self.r_proj(hidden_states).unflatten(-1, (self.num_heads, -1)))
     if not self.is_sliding and self.config.log_scaling_n_floor is not None:
-        positions = running_cache().token_positions
-        assert positions is not None
-        grown = ((positions + 1).float() / self.config.log_scaling_n_floor).clamp(min=1.0)
+        grown = ((token_positions() + 1).float() / self.config.log_scaling_n_floor).clamp(min=1.0)
         scale = (1.0 + self.config.log_scaling_alpha * grown.log())[:, None, :, None]
         query, bias = query * scale, bias * scale
     key, value = past_key_values.update(key, value, self.layer_idx)

@@ -76,7 +76,7 @@ class FleetCatalogue(Catalogue):
     async def require_candidate(self, name: str, of: str) -> None:
         """Raise ApiError unless the candidate `name` is loaded on every server that has the model `of`."""
         await super().require_candidate(name, of)
-        lacking = [s.name for s in self.members.accepting() if of in s.versions and name not in s.versions]
+        lacking = [server.name for server in self.members.accepting_with(of) if name not in server.versions]
         if lacking:
             message = f"{name} is not loaded on {', '.join(lacking)}; load it on every Triton that has {of}"
             raise ApiError(409, message, param="candidate")

@@ -53,11 +53,6 @@ class FleetServer:
         self.model_health: defaultdict[str, Health] = defaultdict(Health)
 
     @property
-    def models(self) -> int:
-        """Number of loaded models."""
-        return len(self.versions)
-
-    @property
     def accepts_requests(self) -> bool:
         return self.is_ready and not self.is_leaving
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from builder.serving.gateway.background import start_task
-from builder.serving.gateway.errors import ApiError
+from builder.serving.gateway.errors import ApiError, unavailable
 from builder.serving.gateway.fleet.fleet_server import FleetServer
 from builder.serving.gateway.fleet.holders import ModelHolders
 from builder.serving.gateway.fleet.metrics import FleetMetrics
@@ -93,7 +93,7 @@ class FleetMembers:
 
     def unavailable(self) -> ApiError:
         """Return the error for a fleet without a server that takes requests."""
-        return ApiError(503, f"no Triton takes requests: {self.describe()}", code="unavailable", retry_after=2)
+        return unavailable(f"no Triton takes requests: {self.describe()}")
 
     async def close(self) -> None:
         """Close the connections of all servers, also of those that left."""

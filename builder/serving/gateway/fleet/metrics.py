@@ -32,7 +32,7 @@ class FleetMetrics:
         self.accepting.labels(server.name).set_function(lambda: server.accepts_requests)
         self.requests.labels(server.name).set_function(lambda: server.requests)
         self.work.labels(server.name).set_function(lambda: server.work)
-        self.models.labels(server.name).set_function(lambda: server.models)
+        self.models.labels(server.name).set_function(lambda: len(server.versions))
         for metric in (self.ejections, self.retries):
             metric.labels(server.name)
 

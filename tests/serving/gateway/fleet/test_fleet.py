@@ -259,7 +259,7 @@ def test_address_that_disappears_is_drained_and_removed(monkeypatch: pytest.Monk
 
 
 def test_fleet_answers_with_one_version_during_a_rollout() -> None:
-    """The version that most servers have; the new one once as many have it."""
+    """Answer with the version that most servers have, and with the new one once as many have it."""
 
     async def scenario(running: Fleet) -> None:
         versions: list[set[str]] = []

@@ -1,4 +1,4 @@
-"""The gateway's process over two real Tritons, of which one is killed under load and starts again."""
+"""Run the gateway's process over two real Tritons, of which one is killed under load and starts again."""
 
 from __future__ import annotations
 
