@@ -26,6 +26,7 @@ VERBS = (
     "verify",
     "compile",
     "report",
+    "card",
     "versions",
     "promote",
     "rollback",

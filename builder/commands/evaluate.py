@@ -55,12 +55,13 @@ def run(options: argparse.Namespace) -> int:
             with quiet_libraries():
                 checkpoint = checkpoint_of(options.repository, report, options.checkpoint)
                 evaluation = evaluation_of(checkpoint, parts, options.limit)
-        screen.print(f"{evaluation.kind}: {evaluation.count}")
-        if evaluation.note:
-            screen.print(escape(evaluation.note))
+        labelled = evaluation.data
+        screen.print(f"{labelled.kind}: {labelled.count}")
+        if labelled.note:
+            screen.print(escape(labelled.note))
         data = {"name": options.data.resolve().name, "sha256": digest, "split": options.split or ""}
         with quiet_libraries():
-            record = evaluate(client, report, checkpoint, evaluation, data, _progress(len(evaluation.samples)))
+            record = evaluate(client, report, evaluation, data, _progress(len(labelled.samples)))
     screen_table(record.table())
     add_evaluation(options.repository, options.name, record)
     return 0

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from builder.cli import main
@@ -17,11 +18,12 @@ from builder.repository.check import check
 from builder.repository.report.evaluations import read_evaluations
 from builder.repository.report.record import read_report
 from builder.serving.evaluate.evaluate import beyond_gate, requests_of
+from builder.serving.evaluate.interval import difference_interval
 from builder.serving.server.triton import TritonServer, running
 from tests.models import join
 from tests.reports import REPORT
 
-NAMES = ("topics", "pooled", "ranks", "late", "hybrid", "searches", "names", "answers")
+NAMES = ("topics", "pooled", "ranks", "late", "hybrid", "searches", "names", "answers", "writes")
 LONG = " ".join(TEXTS)
 LISTS = [{"query": TEXTS[i], "positive": MORE_TEXTS[i], "negatives": [*MORE_TEXTS[20:26], LONG]} for i in range(6)]
 DATA: Mapping[str, tuple[Sequence[Mapping[str, Any]], str]] = {
@@ -31,6 +33,10 @@ DATA: Mapping[str, tuple[Sequence[Mapping[str, Any]], str]] = {
     "names": (
         [{"tokens": text.split(), "tags": ["B-PER", *"O" * (len(text.split()) - 1)]} for text in TEXTS[:9]],
         "entity F1",
+    ),
+    "writes": (
+        [{"question": TEXTS[i], "choices": list(TEXTS[i + 1 : i + 4]), "answer": i % 3} for i in range(6)],
+        "accuracy",
     ),
     "answers": ([{"question": "Who?", "context": text, "answers": [text[:9]]} for text in TEXTS[9:19]], "F1"),
 }
@@ -75,6 +81,7 @@ def test_served_model_has_the_measures_of_pytorch(
     assert record.served == pytest.approx(record.pytorch, abs=1e-6)
     assert record.agreement == pytest.approx(1, abs=1e-5)
     assert record.beyond is None
+    assert record.interval.keys() == record.pytorch.keys()
     capfd.readouterr()
     assert main(["report", name, "--repository", str(own), "--output", str(tmp_path / "page.html")]) == 0
     shown = capfd.readouterr().out
@@ -144,10 +151,48 @@ def test_rows_of_a_request_share_options_and_sizes() -> None:
     assert [len(request) for request in requests_of(texts, 0)] == [1] * 5, "a model without a batch dimension"
 
 
+WRITTEN: Mapping[str, tuple[Sequence[Mapping[str, Any]], str]] = {
+    "texts": ([{"text": text} for text in (*TEXTS[:6], LONG)], "perplexity"),
+    "prompts": ([{"prompt": text, "answer": "x", "max_tokens": 6, "stop": ["q"]} for text in TEXTS[:6]], "exact match"),
+    "chats": ([{"messages": [{"role": "user", "content": TEXTS[0]}], "answer": "x", "max_tokens": 6}], "exact match"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_decoder_answers_each_kind_of_data_as_pytorch_does(
+    own: Path, triton: TritonServer, checkpoint: Callable[[str], Path], tmp_path: Path, kind: str
+) -> None:
+    rows, metric = WRITTEN[kind]
+    data = _json_lines(tmp_path / f"{kind}.jsonl", rows)
+    command = ["evaluate", "writes", "--data", str(data), "--url", triton.url, "--repository", str(own)]
+    assert main([*command, "--checkpoint", str(checkpoint("writes"))]) == 0
+    record = read_evaluations(own, read_report(own, "writes"))[-1]
+    assert next(iter(record.pytorch)) == metric
+    assert record.served == pytest.approx(record.pytorch, rel=1e-5)
+    assert record.agreement == 1
+
+
 def test_a_loss_beyond_the_gate_is_named() -> None:
     report = replace(REPORT, threshold=0.99, gate=None)
-    assert beyond_gate(report, {"nDCG@10": 0.5}, {"nDCG@10": 0.496}, 1.0) is None
-    assert "nDCG@10 is 0.4900" in str(beyond_gate(report, {"nDCG@10": 0.5}, {"nDCG@10": 0.49}, 1.0))
-    assert "cosine is 0.9000" in str(beyond_gate(report, {"nDCG@10": 0.5}, {"nDCG@10": 0.6}, 0.9))
+    assert beyond_gate(report, {"nDCG@10": 0.5}, {"nDCG@10": 0.496}, 1.0, "cosine") is None
+    assert "nDCG@10 is 0.4900" in str(beyond_gate(report, {"nDCG@10": 0.5}, {"nDCG@10": 0.49}, 1.0, "cosine"))
+    assert "cosine is 0.9000" in str(beyond_gate(report, {"nDCG@10": 0.5}, {"nDCG@10": 0.6}, 0.9, "cosine"))
+    assert beyond_gate(report, {"nDCG@10": 0.5}, {"nDCG@10": 0.6}, 0.9, "equal texts") is None
+    assert "perplexity is 20.3000" in str(
+        beyond_gate(report, {"perplexity": 20.0}, {"perplexity": 20.3}, 1.0, "tokens")
+    )
+    assert beyond_gate(report, {"perplexity": 20.0}, {"perplexity": 15.0}, 1.0, "tokens") is None
     labelled = replace(report, gate="share of PyTorch's Spearman")
-    assert beyond_gate(labelled, {"Spearman": 0.5}, {"Spearman": 0.5}, 0.9) is None
+    assert beyond_gate(labelled, {"Spearman": 0.5}, {"Spearman": 0.5}, 0.9, "cosine") is None
+
+
+def test_interval_of_a_difference_is_paired() -> None:
+    """The interval of a mean covers what the error of the mean of the differences says, however the scores vary."""
+    random = np.random.default_rng(1)
+    before = random.normal(size=400) * 10
+    after = before + 0.5 + random.normal(size=400) * 0.2
+    found = difference_interval(lambda values: {"mean": float(np.mean(values))}, list(before), list(after))
+    half = 1.96 * 0.2 / 20
+    assert found["mean"] == pytest.approx((0.5 - half, 0.5 + half), abs=0.02)
+    assert difference_interval(lambda values: {"mean": 1.0}, [1.0], [1.0]) == {}

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from builder.checkpoints.metrics import Scores
 from builder.checkpoints.rankers import Ranker, Ranking
 from builder.common.errors import SpecError
@@ -16,35 +18,59 @@ Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class LabelledData:
     """Samples of a task, and the measures of answers to them by their labels, the most important first.
 
-    `kind`: of the data, as tables name it. `count`: what was evaluated, such as "50 queries". `note`: what was left
-    out; "" for nothing.
+    `kind`: of the data, as tables name it. `count`: what was evaluated, such as "50 queries". `items`: what the
+    measures need of all answers, one item for each text, query or question. `score`: the measures of such items.
+    `note`: what was left out; "" for nothing.
     """
 
     kind: str
     count: str
     samples: Sequence[Sample]
-    score: Callable[[Sequence[Answer]], Scores]
+    items: Callable[[Sequence[Answer]], Sequence[Any]]
+    score: Callable[[Sequence[Any]], Scores]
     note: str = ""
 
 
-def ranking_evaluation(
+@dataclass(frozen=True)
+class Comparison:
+    """PyTorch's answers, and how much an answer agrees with one: 1 is equal, as `metric` measures it."""
+
+    reference: Callable[[Sample], Answer]
+    agreement: Callable[[Answer, Answer], float]
+    metric: str
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Labelled data, and what the answers to it are compared with."""
+
+    data: LabelledData
+    comparison: Comparison
+
+
+def ranking_data(
     kind: str,
     count: str,
     ranker: Ranker,
     ranking: Ranking,
-    score: Callable[[Sequence[Sequence[float]]], Scores],
+    labels: Sequence[Any],
+    score: Callable[[Sequence[Any], Sequence[Any]], Scores],
     note: str = "",
-) -> Evaluation:
-    """Return the evaluation of a ranking; `score`: of the scores of each query's candidates."""
-    return Evaluation(
-        kind,
-        count,
-        ranker.samples(ranking),
-        lambda answers: score([scores.tolist() for scores in ranker.scores(ranking, answers)]),
-        note,
+    found: Callable[[np.ndarray], Any] = np.ndarray.tolist,
+) -> LabelledData:
+    """Return the data of a ranking; `labels`: one for each query.
+
+    `score`: the measures by the labels of queries and what was `found` by the scores of the candidates of each.
+    """
+
+    def items(answers: Sequence[Answer]) -> Sequence[Any]:
+        return list(zip(labels, map(found, ranker.scores(ranking, answers)), strict=True))
+
+    return LabelledData(
+        kind, count, ranker.samples(ranking), items, lambda items: score(*zip(*items, strict=True)), note
     )
 
 

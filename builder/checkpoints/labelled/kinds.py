@@ -7,27 +7,37 @@ from dataclasses import dataclass
 from typing import Any
 
 from builder.checkpoints.checkpoint import Checkpoint
-from builder.checkpoints.labelled import rankings, texts
-from builder.checkpoints.labelled.evaluation import Evaluation, Row
-from builder.checkpoints.tasks.base import encoder_task
+from builder.checkpoints.labelled import generation, rankings, texts
+from builder.checkpoints.labelled.evaluation import Comparison, Evaluation, LabelledData, Row
+from builder.checkpoints.rankers import Ranker
+from builder.checkpoints.tasks.base import EncoderTask, encoder_task
 from builder.common.data_folders import CORPUS, QUERIES, ROWS
 from builder.common.errors import SpecError
 
 RANKS = "ranks"  # instead of a key of labels: for tasks that rank
+WRITES = "writes"  # instead of a key of labels: for tasks that go on with a text
 TEXT = ("text", "text_input", "sentence", "content")
+
+
+def by_task(checkpoint: Checkpoint) -> Comparison:
+    """Return an encoder's answers in PyTorch, and its task's own agreement."""
+    task = encoder_task(checkpoint.task)
+    return Comparison(lambda sample: task.reference(checkpoint, sample), task.agreement, task.metric)
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Kind of rows. `keys`: the names that each value may have. `label`: the task's own key of the labels, or RANKS.
+    """Kind of rows. `keys`: the names that each value may have.
 
-    `build`: makes the evaluation of a checkpoint, or of its ranker, from rows and the names that they have.
+    `label`: the task's own key of the labels, RANKS or WRITES. `build`: makes the data of a checkpoint, or of its
+    ranker, from rows and the names that they have. `compare`: makes what answers are compared with.
     """
 
     name: str
     keys: tuple[tuple[str, ...], ...]
     label: str
-    build: Callable[[Any, Sequence[Row], Sequence[str]], Evaluation]
+    build: Callable[[Any, Sequence[Row], Sequence[str]], LabelledData]
+    compare: Callable[[Checkpoint], Comparison] = by_task
 
     def names_in(self, row: Row) -> list[str] | None:
         """Return the name of each value in `row`; None if it has another kind."""
@@ -39,6 +49,7 @@ class Kind:
 
 
 QUERY = ("query", "anchor", "question")
+PROMPT = ("question", "prompt", "query", "ctx")
 SCORE = ("score", "similarity", "similarity_score", "label")
 KINDS = (
     Kind("questions with answers", (("question",), ("context",), ("answers", "answer")), "answers", texts.questions),
@@ -53,6 +64,21 @@ KINDS = (
         rankings.pairs,
     ),
     Kind("texts with labels", ((*TEXT, "sentence1", "text1"), ("label_text", "label")), "label", texts.labels),
+    Kind(
+        "questions with choices",
+        (PROMPT, ("choices", "options", "endings"), ("answer", "label", "gold", "answerKey")),
+        WRITES,
+        generation.choices,
+        generation.by_tokens,
+    ),
+    Kind(
+        "prompts with answers",
+        (("messages", *PROMPT), ("answer", "answers", "target", "completion")),
+        WRITES,
+        generation.prompts,
+        generation.by_texts,
+    ),
+    Kind("texts", (TEXT,), WRITES, generation.scored_texts, generation.by_tokens),
 )
 
 
@@ -62,13 +88,13 @@ def evaluation_of(checkpoint: Checkpoint, parts: Mapping[str, Sequence[Row]], li
     `parts`: the rows of a folder by part, or those of a file as `rows`. Raises SpecError for data that does not fit the
     task.
     """
-    ranker = encoder_task(checkpoint.task).ranker(checkpoint)
+    ranker = _ranker(checkpoint)
     if CORPUS in parts and QUERIES in parts:
         if ranker is None:
             raise SpecError(
                 f"the folder is for retrieval; expected, for {checkpoint.task.name}: {_expected(checkpoint)}"
             )
-        return rankings.retrieval(ranker, parts, limit)
+        return Evaluation(rankings.retrieval(ranker, parts, limit), by_task(checkpoint))
     rows = parts.get(ROWS, [])[:limit]
     if not rows:
         raise SpecError("the data has no rows; expected at least one")
@@ -79,7 +105,7 @@ def evaluation_of(checkpoint: Checkpoint, parts: Mapping[str, Sequence[Row]], li
             raise SpecError(f"row {number} has no {missing[0]}; the first row has {', '.join(names)}")
     subject = ranker if kind.label == RANKS else checkpoint
     try:
-        return kind.build(subject, rows, names)
+        return Evaluation(kind.build(subject, rows, names), kind.compare(checkpoint))
     except (TypeError, ValueError, AttributeError, KeyError) as error:
         raise SpecError(f"the data is not {kind}: {error}") from error
 
@@ -96,9 +122,12 @@ def _find_kind(checkpoint: Checkpoint, row: Row) -> tuple[Kind, list[str]]:
 
 
 def _fitting(checkpoint: Checkpoint) -> list[Kind]:
-    task = encoder_task(checkpoint.task)
-    ranks = task.ranker(checkpoint) is not None
-    return [kind for kind in KINDS if (ranks if kind.label == RANKS else kind.label in task.labels)]
+    labels = {*checkpoint.task.labels, RANKS if _ranker(checkpoint) is not None else ""}
+    return [kind for kind in KINDS if kind.label in (labels if isinstance(checkpoint.task, EncoderTask) else {WRITES})]
+
+
+def _ranker(checkpoint: Checkpoint) -> Ranker | None:
+    return checkpoint.task.ranker(checkpoint) if isinstance(checkpoint.task, EncoderTask) else None
 
 
 def _expected(checkpoint: Checkpoint) -> str:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from builder.checkpoints.labelled.evaluation import Evaluation, Row, ranking_evaluation, text_of, texts_of, without
-from builder.checkpoints.metrics import TOP, Scores, score_ranking, score_retrieval, score_similarity
+from builder.checkpoints.labelled.evaluation import LabelledData, Row, ranking_data, text_of, texts_of, without
+from builder.checkpoints.metrics import TOP, score_ranking, score_retrieval, score_similarity
 from builder.checkpoints.rankers import EmbeddingRanker, Ranker, Ranking
 from builder.common.data_folders import CANDIDATES, CORPUS, QRELS, QUERIES
 from builder.common.errors import SpecError
@@ -17,8 +17,8 @@ NEGATIVES = "negative"  # prefix of the keys of texts that are not relevant: neg
 RERANKED = 100  # candidates of a query that are reranked, as sentence-transformers' NanoBEIR evaluator does
 
 
-def pairs(ranker: Ranker, rows: Sequence[Row], keys: Sequence[str]) -> Evaluation:
-    """Return the evaluation of pairs of texts with a number of how alike they are."""
+def pairs(ranker: Ranker, rows: Sequence[Row], keys: Sequence[str]) -> LabelledData:
+    """Return the data of pairs of texts with a number of how alike they are."""
     first, second, score = keys
     texts = [(text_of(row, first), text_of(row, second), row[score]) for row in rows]
     whole = [(a, b, float(value)) for a, b, value in texts if a.strip() and b.strip() and value is not None]
@@ -28,18 +28,19 @@ def pairs(ranker: Ranker, rows: Sequence[Row], keys: Sequence[str]) -> Evaluatio
     places = {text: place for place, text in enumerate(documents)}
     if isinstance(ranker, EmbeddingRanker):  # neither text is a query
         ranker = EmbeddingRanker({}, {}, ranker.vectors, ranker.similarity)
-    return ranking_evaluation(
+    return ranking_data(
         "pairs with scores",
         f"{len(whole)} pairs",
         ranker,
         Ranking([text for text, _, _ in whole], documents, [[places[text]] for _, text, _ in whole]),
-        lambda scores: score_similarity([value for _, _, value in whole], [score for (score,) in scores]),
+        [value for _, _, value in whole],
+        lambda values, scores: score_similarity(values, [score for (score,) in scores]),
         without(len(rows) - len(whole), "pairs without a text or a score"),
     )
 
 
-def triplets(ranker: Ranker, rows: Sequence[Row], keys: Sequence[str]) -> Evaluation:
-    """Return the evaluation of queries with relevant documents and others.
+def triplets(ranker: Ranker, rows: Sequence[Row], keys: Sequence[str]) -> LabelledData:
+    """Return the data of queries with relevant documents and others.
 
     Documents that are relevant too are not repeated among the others, as in sentence-transformers' evaluators.
     """
@@ -54,8 +55,8 @@ def triplets(ranker: Ranker, rows: Sequence[Row], keys: Sequence[str]) -> Evalua
     return _ranked("queries with positives and negatives", ranker, lists, len(rows) - len(lists))
 
 
-def graded(ranker: Ranker, rows: Sequence[Row], keys: Sequence[str]) -> Evaluation:
-    """Return the evaluation of queries with documents and the relevance of each."""
+def graded(ranker: Ranker, rows: Sequence[Row], keys: Sequence[str]) -> LabelledData:
+    """Return the data of queries with documents and the relevance of each."""
     query, documents, relevance = keys
     lists = []
     for row in rows:
@@ -75,25 +76,26 @@ def _is_other(key: str) -> bool:
 
 def _ranked(
     kind: str, ranker: Ranker, lists: Sequence[tuple[str, list[str], list[float]]], left_out: int
-) -> Evaluation:
+) -> LabelledData:
     if not lists:
         raise SpecError(f"no row of {kind} has a query, a relevant document and another one")
     texts = list(dict.fromkeys(text for _, documents, _ in lists for text in documents))
     places = {text: place for place, text in enumerate(texts)}
     candidates = [[places[text] for text in documents] for _, documents, _ in lists]
     relevance = [grades for _, _, grades in lists]
-    return ranking_evaluation(
+    return ranking_data(
         kind,
         f"{len(lists)} queries",
         ranker,
         Ranking([query for query, _, _ in lists], texts, candidates),
-        lambda scores: score_ranking(relevance, scores),
+        relevance,
+        score_ranking,
         without(left_out, "queries without a relevant document and another one"),
     )
 
 
-def retrieval(ranker: Ranker, parts: Mapping[str, Sequence[Row]], limit: int | None) -> Evaluation:
-    """Return the evaluation of a corpus with queries and the relevance of documents, for the first `limit` queries.
+def retrieval(ranker: Ranker, parts: Mapping[str, Sequence[Row]], limit: int | None) -> LabelledData:
+    """Return the data of a corpus with queries and the relevance of documents, for the first `limit` queries.
 
     Embeddings are searched exactly. Another ranker gets the relevant documents and the first 100 candidates of each
     query, as in sentence-transformers' CrossEncoderNanoBEIREvaluator (cross_encoder/evaluation/nano_beir.py, 6.2).
@@ -124,17 +126,19 @@ def _search(
     corpus: Mapping[str, str],
     relevance: Mapping[str, Mapping[str, float]],
     note: str,
-) -> Evaluation:
+) -> LabelledData:
     ids = np.array(list(corpus))
-
-    def score(scores: Sequence[Sequence[float]]) -> Scores:
-        found = [_best(ids, np.asarray(one)) for one in scores]
-        return score_retrieval([relevance[name] for name in queries], found)
-
     everything = range(len(corpus))
-    ranking = Ranking(list(queries.values()), list(corpus.values()), [everything] * len(queries))
-    count = f"{len(queries)} queries, {len(corpus)} documents"
-    return ranking_evaluation("retrieval", count, ranker, ranking, score, note)
+    return ranking_data(
+        "retrieval",
+        f"{len(queries)} queries, {len(corpus)} documents",
+        ranker,
+        Ranking(list(queries.values()), list(corpus.values()), [everything] * len(queries)),
+        [relevance[name] for name in queries],
+        score_retrieval,
+        note,
+        lambda scores: _best(ids, scores),
+    )
 
 
 def _best(ids: np.ndarray, scores: np.ndarray) -> list[str]:
@@ -151,7 +155,7 @@ def _rerank(
     relevance: Mapping[str, Mapping[str, float]],
     candidates: Sequence[Row],
     note: str,
-) -> Evaluation:
+) -> LabelledData:
     listed = {str(row["query-id"]): [str(name) for name in row["corpus-ids"]] for row in candidates}
     if not listed.keys() & queries.keys():
         raise SpecError(
@@ -163,12 +167,13 @@ def _rerank(
     lists = [list(dict.fromkeys([*relevance[name], *listed[name][:RERANKED]])) for name in kept]
     lists = [[name for name in names if name in places] for names in lists]
     grades = [[relevance[query].get(name, 0.0) for name in names] for query, names in zip(kept, lists, strict=True)]
-    return ranking_evaluation(
+    return ranking_data(
         "retrieval, candidates reranked",
         f"{len(kept)} queries",
         ranker,
         Ranking(list(kept.values()), list(corpus.values()), [[places[name] for name in names] for names in lists]),
-        lambda scores: score_ranking(grades, scores),
+        grades,
+        score_ranking,
         note,
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from builder.checkpoints.checkpoint import Checkpoint
-from builder.checkpoints.labelled.evaluation import Evaluation, Row, text_of, texts_of, without
+from builder.checkpoints.labelled.evaluation import LabelledData, Row, text_of, texts_of, without
 from builder.checkpoints.tasks.base import encoder_task
 from builder.common.errors import SpecError
 
@@ -15,8 +15,8 @@ LABELS = "labels"
 PAIR_KEYS = ("text_pair", "sentence2", "text2")
 
 
-def labels(checkpoint: Checkpoint, rows: Sequence[Row], keys: Sequence[str]) -> Evaluation:
-    """Return the evaluation of texts, or pairs of texts, with the label of each."""
+def labels(checkpoint: Checkpoint, rows: Sequence[Row], keys: Sequence[str]) -> LabelledData:
+    """Return the data of texts, or pairs of texts, with the label of each."""
     text, label = keys
     pair = next((key for key in PAIR_KEYS if key in rows[0] and key != text), None)
     kept = [row for row in rows if text_of(row, text).strip() and row[label] is not None]
@@ -31,7 +31,7 @@ def labels(checkpoint: Checkpoint, rows: Sequence[Row], keys: Sequence[str]) -> 
             sample["text_pair"] = text_of(row, pair)
         labelled.append(sample)
     what = "texts" if pair is None or asked else "pairs of texts"
-    return _evaluation(checkpoint, f"{what} with labels", what, labelled, len(rows))
+    return _data(checkpoint, f"{what} with labels", what, labelled, len(rows))
 
 
 def _own_labels(checkpoint: Checkpoint) -> list[str]:
@@ -49,8 +49,8 @@ def _label(value: Any, own: Sequence[str]) -> str:
     return spelt
 
 
-def tags(checkpoint: Checkpoint, rows: Sequence[Row], keys: Sequence[str]) -> Evaluation:
-    """Return the evaluation of words with a tag each (BIO, IOBES or BILOU), by the first token of each word."""
+def tags(checkpoint: Checkpoint, rows: Sequence[Row], keys: Sequence[str]) -> LabelledData:
+    """Return the data of words with a tag each (BIO, IOBES or BILOU), by the first token of each word."""
     words, tag = keys
     own = _own_labels(checkpoint)
     labelled = []
@@ -60,26 +60,26 @@ def tags(checkpoint: Checkpoint, rows: Sequence[Row], keys: Sequence[str]) -> Ev
         named = [own[name] if isinstance(name, int) and 0 <= name < len(own) else str(name) for name in row[tag]]
         if any(word.strip() for word in row[words]):
             labelled.append({"text_input": " ".join(row[words]), "entities": _entities(row[words], named)})
-    return _entity_evaluation(checkpoint, "words with tags", labelled, len(rows))
+    return _entity_data(checkpoint, "words with tags", labelled, len(rows))
 
 
-def entities(checkpoint: Checkpoint, rows: Sequence[Row], keys: Sequence[str]) -> Evaluation:
-    """Return the evaluation of texts with the start, end and type of each entity."""
+def entities(checkpoint: Checkpoint, rows: Sequence[Row], keys: Sequence[str]) -> LabelledData:
+    """Return the data of texts with the start, end and type of each entity."""
     text, spans = keys
     labelled = [{"text_input": row[text], "entities": row[spans]} for row in rows if text_of(row, text).strip()]
-    return _entity_evaluation(checkpoint, "texts with entities", labelled, len(rows))
+    return _entity_data(checkpoint, "texts with entities", labelled, len(rows))
 
 
-def _entity_evaluation(checkpoint: Checkpoint, kind: str, labelled: Sequence[Row], rows: int) -> Evaluation:
+def _entity_data(checkpoint: Checkpoint, kind: str, labelled: Sequence[Row], rows: int) -> LabelledData:
     expected = {_type(entity) for row in labelled for entity in row["entities"]}
     if LABELS in checkpoint.task.samples[0]:  # which the request names
         asked = [{LABELS: sorted(expected), **row} for row in labelled if expected]
-        return _evaluation(checkpoint, kind, "texts", asked, rows)
+        return _data(checkpoint, kind, "texts", asked, rows)
     known = {_type({"entity": name}) for name in _own_labels(checkpoint)} - {"O"}
     if expected and not expected & known:
         raise SpecError(f"the file has entities {_list(expected)}; the model knows {_list(known)}: rename them")
     first = [{**row, "aggregation_strategy": "first"} for row in labelled]
-    return _evaluation(checkpoint, kind, "texts", first, rows)
+    return _data(checkpoint, kind, "texts", first, rows)
 
 
 def _type(entity: Row) -> str:
@@ -102,8 +102,8 @@ def _entities(words: Sequence[str], tags: Sequence[str]) -> list[dict[str, Any]]
     return found
 
 
-def questions(checkpoint: Checkpoint, rows: Sequence[Row], keys: Sequence[str]) -> Evaluation:
-    """Return the evaluation of questions about a context, with the right answers of each, as SQuAD has them."""
+def questions(checkpoint: Checkpoint, rows: Sequence[Row], keys: Sequence[str]) -> LabelledData:
+    """Return the data of questions about a context, with the right answers of each, as SQuAD has them."""
     question, context, answers = keys
     labelled = []
     for row in rows:
@@ -113,14 +113,21 @@ def questions(checkpoint: Checkpoint, rows: Sequence[Row], keys: Sequence[str]) 
             labelled.append({"question": row[question], "context": row[context], "answers": right})
     if not all(row["answers"] for row in labelled):  # SQuAD 2.0: some have none
         labelled = [{**row, "handle_impossible_answer": True} for row in labelled]
-    return _evaluation(checkpoint, "questions with answers", "questions", labelled, len(rows))
+    return _data(checkpoint, "questions with answers", "questions", labelled, len(rows))
 
 
-def _evaluation(checkpoint: Checkpoint, kind: str, what: str, labelled: Sequence[Row], rows: int) -> Evaluation:
-    """Return the evaluation by the measures of the task itself."""
+def _data(checkpoint: Checkpoint, kind: str, what: str, labelled: Sequence[Row], rows: int) -> LabelledData:
+    """Return the data with the measures of the task itself."""
     if not labelled:
         raise SpecError(f"none of {rows} rows has a text with its label")
     task = encoder_task(checkpoint.task)
     samples = [{key: value for key, value in row.items() if key not in task.labels} for row in labelled]
     note = without(rows - len(labelled), "rows without a text")
-    return Evaluation(kind, f"{len(labelled)} {what}", samples, lambda answers: task.score(labelled, answers), note)
+    return LabelledData(
+        kind,
+        f"{len(labelled)} {what}",
+        samples,
+        lambda answers: list(zip(labelled, answers, strict=True)),
+        lambda items: task.score(*zip(*items, strict=True)),
+        note,
+    )

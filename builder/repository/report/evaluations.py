@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from builder.common.files import write_atomically
 from builder.repository.report.record import BuildReport
 
 EVALUATIONS = "evaluations.json"
+LOWER_IS_BETTER = ("perplexity", "bits per byte")
 
 
 @dataclass(frozen=True)
@@ -44,16 +45,19 @@ class EvaluationRecord:
     """Day of the evaluation."""
     beyond: str | None = None
     """Why the served model is worse than its build allows; None if it is not."""
+    interval: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Interval that 95 of 100 such data have the difference in, by measure; empty for a single text or query."""
 
     def table(self) -> Table:
         """Return a table of the measures side by side."""
         title = f"{self.data['name']}: {self.data['kind']}, {self.data['count']}"
         table = Table(title=title, title_justify="left", caption_justify="left")
-        for heading in ("", "PyTorch", "served", "difference"):
+        for heading in ("", "PyTorch", "served", "difference", "in 95 of 100"):
             table.add_column(heading, justify="right" if heading else "left")
         for name, value in self.pytorch.items():
             served = self.served[name]
-            table.add_row(name, f"{value:.4f}", f"{served:.4f}", f"{served - value:+.4f}")
+            interval = "" if name not in self.interval else " to ".join(f"{end:+.4f}" for end in self.interval[name])
+            table.add_row(name, f"{value:.4f}", f"{served:.4f}", f"{served - value:+.4f}", interval)
         table.caption = "\n".join(
             filter(
                 None,

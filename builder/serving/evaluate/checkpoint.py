@@ -8,23 +8,25 @@ from pathlib import Path
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.resolve import resolve
 from builder.checkpoints.tasks import find_task
-from builder.checkpoints.tasks.base import EncoderTask
+from builder.checkpoints.tasks.base import Seq2SeqTask
 from builder.checkpoints.tokenizer import truncating
 from builder.common.errors import CheckpointError, RepositoryError, SpecError
 from builder.options import make_spec
 from builder.repository.report.record import BuildReport
-from builder.runtime.contract import ContractError, EncoderServing, load
+from builder.runtime.contract import ContractError, EncoderServing, GenerationServing, load
 
 
 def checkpoint_of(repository: Path, report: BuildReport, folder: Path | None) -> Checkpoint:
-    """Return the checkpoint of a model, whose tokenizer cuts texts where the served model does.
+    """Return the checkpoint of a model; an encoder's tokenizer cuts texts where the served model does.
 
     `folder`: where it is, if it is not on the Hub. Raises CheckpointError for another one than the model's own,
     SpecError for a task that is not evaluated.
     """
-    if not isinstance(find_task(report.task), EncoderTask):
-        raise SpecError(f"{report.name} is for {report.task}; evaluate measures encoders: embeddings, ranking, labels")
+    if isinstance(find_task(report.task), Seq2SeqTask):
+        raise SpecError(f"{report.name} is for {report.task}; evaluate measures encoders and text-generation")
     serving = _serving(repository / report.name / str(report.version))
+    is_encoder = isinstance(serving, EncoderServing)
+    longest = serving.max_length if isinstance(serving, EncoderServing) else serving.arena.length
     source, revision = report.checkpoint["source"], report.checkpoint.get("revision")
     model = str(folder or source)
     if folder is None and revision is None and not Path(source).is_dir():
@@ -33,7 +35,7 @@ def checkpoint_of(repository: Path, report: BuildReport, folder: Path | None) ->
         model=model,
         revision=revision if folder is None else None,
         task=report.task,
-        max_length=serving.max_length,
+        max_length=longest,
         pooling=report.checkpoint.get("pooling"),
     )
     checkpoint = resolve(spec)
@@ -42,13 +44,13 @@ def checkpoint_of(repository: Path, report: BuildReport, folder: Path | None) ->
         raise CheckpointError(
             f"{model} has other weights than {report.name} was built from ({source}); name its own with --checkpoint"
         )
-    return replace(checkpoint, tokenizer=truncating(checkpoint.tokenizer, serving.max_length))
+    return replace(checkpoint, tokenizer=truncating(checkpoint.tokenizer, longest)) if is_encoder else checkpoint
 
 
-def _serving(version: Path) -> EncoderServing:
+def _serving(version: Path) -> EncoderServing | GenerationServing:
     try:
         serving = load(version)
     except (ContractError, OSError) as error:
         raise RepositoryError(f"{version}: {error}") from error
-    assert isinstance(serving, EncoderServing)  # an encoder's task
+    assert isinstance(serving, EncoderServing | GenerationServing)  # a front of one model
     return serving

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.labelled import Evaluation
-from builder.checkpoints.tasks.base import Answer, Sample, encoder_task, one_pipeline
+from builder.checkpoints.tasks.base import Answer, Sample, one_pipeline
 from builder.common.errors import ServeError
-from builder.repository.report.evaluations import EvaluationRecord
+from builder.repository.report.evaluations import LOWER_IS_BETTER, EvaluationRecord
 from builder.repository.report.record import BuildReport
 from builder.serving.client.client import Client
+from builder.serving.evaluate.interval import difference_interval
 
 IN_FLIGHT = 16  # requests, which the model's own queue batches
 ROWS = 16  # of one request
@@ -27,7 +27,6 @@ Progress = Callable[[Iterable[Answer], str], Iterable[Answer]]  # shows how many
 def evaluate(
     client: Client,
     report: BuildReport,
-    checkpoint: Checkpoint,
     evaluation: Evaluation,
     data: Mapping[str, str],
     progress: Progress = lambda answers, side: answers,
@@ -36,23 +35,25 @@ def evaluate(
 
     Raises ServeError for a sample that the served model refuses.
     """
-    samples = evaluation.samples
-    served = list(progress(_served(client, samples), "served model"))
+    asked, comparison = evaluation.data, evaluation.comparison
+    served = list(progress(_served(client, asked.samples), "served model"))
     with one_pipeline():
-        task = encoder_task(checkpoint.task)
-        expected = list(progress((_compact(task.reference(checkpoint, sample)) for sample in samples), "PyTorch"))
-    scores = {"pytorch": evaluation.score(expected), "served": evaluation.score(served)}
-    agreement = float(np.mean([task.agreement(a, b) for a, b in zip(expected, served, strict=True)]))
+        answers = (_compact(comparison.reference(sample)) for sample in asked.samples)
+        expected = list(progress(answers, "PyTorch"))
+    items = {"pytorch": asked.items(expected), "served": asked.items(served)}
+    scores = {side: asked.score(own) for side, own in items.items()}
+    agreement = float(np.mean([comparison.agreement(a, b) for a, b in zip(expected, served, strict=True)]))
     return EvaluationRecord(
         version=report.version,
         build_key=report.build_key,
-        data={**data, "kind": evaluation.kind, "count": evaluation.count},
+        data={**data, "kind": asked.kind, "count": asked.count},
         **scores,
-        metric=report.metric,
+        metric=comparison.metric,
         agreement=agreement,
         server=client.server(),
         evaluated=datetime.now(UTC).date().isoformat(),
-        beyond=beyond_gate(report, scores["pytorch"], scores["served"], agreement),
+        beyond=beyond_gate(report, scores["pytorch"], scores["served"], agreement, comparison.metric),
+        interval=difference_interval(asked.score, items["pytorch"], items["served"]),
     )
 
 
@@ -67,27 +68,37 @@ def refuse_another_task(client: Client, report: BuildReport) -> None:
 
 
 def beyond_gate(
-    report: BuildReport, pytorch: Mapping[str, float], served: Mapping[str, float], agreement: float
+    report: BuildReport, pytorch: Mapping[str, float], served: Mapping[str, float], agreement: float, metric: str
 ) -> str | None:
     """Return why the served model is worse than the gate of its build allows; None if it is not.
 
-    As in a build, the gate is the share of PyTorch's first score that is kept; and the agreement with PyTorch, unless
-    the build had labels.
+    As in a build, the gate is the share of PyTorch's first score that is kept; and the agreement with PyTorch, if
+    `metric` is that of the build, unless the build had labels.
     """
     name, score = next(iter(pytorch.items()))
     least = report.threshold
-    if score - served[name] > (1 - least) * abs(score) + 1e-9:
-        return f"WORSE than the build allows: {name} is {served[name]:.4f}, at least {least:g} of {score:.4f} is right"
-    if report.gate in (None, report.metric) and agreement < least:
+    loss = served[name] - score if name in LOWER_IS_BETTER else score - served[name]
+    if loss > (1 - least) * abs(score) + 1e-9:
+        return (
+            f"WORSE than the build allows: {name} is {served[name]:.4f}, within {1 - least:g} of {score:.4f} is right"
+        )
+    if report.gate in (None, report.metric) and metric == report.metric and agreement < least:
         return f"WORSE than the build allows: {report.metric} is {agreement:.4f}, at least {least:g} is right"
     return None
 
 
 def _served(client: Client, samples: Sequence[Sample]) -> Iterator[Answer]:
     """Yield the answers of the server in the order of the samples, with several requests in flight."""
-    requests = list(requests_of([{**sample, "truncate": True} for sample in samples], client.signature.max_batch_size))
+    signature = client.signature
+    requests: list[Sequence[Sample]]
+    ask: Callable[[Sequence[Sample]], list[dict[str, Any]]]
+    if signature.streams:
+        requests, ask = [[sample] for sample in samples], lambda request: [client.ask(request[0])]
+    else:
+        cut = [{**sample, "truncate": True} for sample in samples]
+        requests, ask = list(requests_of(cut, signature.max_batch_size)), client.ask_rows
     with ThreadPoolExecutor(IN_FLIGHT) as pool:
-        running = [pool.submit(client.ask_rows, request) for request in requests]
+        running = [pool.submit(ask, request) for request in requests]
         number = 0
         try:
             for request, answers in zip(requests, running, strict=True):

@@ -27,6 +27,7 @@ from builder.common.data_folders import CANDIDATES, CORPUS, QRELS, QUERIES, ROWS
 from builder.common.errors import SpecError
 from builder.common.samples import MORE_TEXTS, TEXTS
 from builder.options import make_spec
+from tests.evaluations import measures_of_pytorch
 from tests.models import minilm
 from tests.retrievers import hybrid_outputs
 from tests.tiny_encoders import make_checkpoint
@@ -59,9 +60,7 @@ def reranker(reranker_folder: Path) -> Checkpoint:
 
 def measured(checkpoint: Checkpoint, parts: Parts, limit: int | None = None) -> Mapping[str, float]:
     """Return the measures of PyTorch's answers."""
-    evaluation = evaluation_of(checkpoint, parts, limit)
-    task = encoder_task(checkpoint.task)
-    return evaluation.score([task.reference(checkpoint, sample) for sample in evaluation.samples])
+    return measures_of_pytorch(evaluation_of(checkpoint, parts, limit))
 
 
 def folder(candidates: bool = False) -> Parts:
@@ -164,7 +163,7 @@ def test_embedder_and_reranker_take_the_same_rows(embedder: Checkpoint, reranker
 
 def test_empty_texts_are_left_out_and_named(embedder: Checkpoint) -> None:
     parts = {**folder(), CORPUS: [*folder()[CORPUS], {"_id": "none", "title": None, "text": " "}]}
-    assert evaluation_of(embedder, parts, None).note == "left out: 1 documents without a text"
+    assert evaluation_of(embedder, parts, None).data.note == "left out: 1 documents without a text"
     assert measured(embedder, parts) == measured(embedder, folder())
 
 

@@ -21,6 +21,7 @@ from builder.common.data_folders import ROWS
 from builder.common.errors import SpecError
 from builder.common.samples import TEXTS
 from builder.options import make_spec
+from tests.evaluations import measures_of_pytorch
 from tests.models import SERVED
 
 Rows = Sequence[Mapping[str, Any]]
@@ -38,9 +39,7 @@ def load(checkpoint: Callable[[str], Path]) -> Callable[[str], Checkpoint]:
 
 
 def measured(checkpoint: Checkpoint, rows: Rows) -> Mapping[str, float]:
-    evaluation = evaluation_of(checkpoint, {ROWS: rows}, None)
-    task = encoder_task(checkpoint.task)
-    return evaluation.score([task.reference(checkpoint, sample) for sample in evaluation.samples])
+    return measures_of_pytorch(evaluation_of(checkpoint, {ROWS: rows}, None))
 
 
 def test_labels_have_the_accuracy_of_scikit_learn(load: Callable[[str], Checkpoint]) -> None:
@@ -63,7 +62,7 @@ def test_labels_that_the_model_does_not_have_are_refused(load: Callable[[str], C
 def test_labels_of_the_request_are_those_of_the_file(load: Callable[[str], Checkpoint]) -> None:
     rows = [{"text": TEXTS[0], "label": "travel"}, {"text": TEXTS[1], "label": "business"}]
     evaluation = evaluation_of(load("entail"), {ROWS: rows}, None)
-    assert [sample["candidate_labels"] for sample in evaluation.samples] == [["business", "travel"]] * 2
+    assert [sample["candidate_labels"] for sample in evaluation.data.samples] == [["business", "travel"]] * 2
 
 
 def test_tags_have_the_f1_of_seqeval(load: Callable[[str], Checkpoint]) -> None:
@@ -128,7 +127,7 @@ def test_questions_are_those_of_squad(load: Callable[[str], Checkpoint]) -> None
     squad = {**sample, "answers": {"text": [right], "answer_start": [0]}, "id": "1"}
     assert measured(answers, [squad]) == {"F1": 1.0, "exact match": 1.0}
     evaluation = evaluation_of(answers, {ROWS: [squad, {**sample, "answers": []}]}, None)
-    assert all(sample["handle_impossible_answer"] for sample in evaluation.samples)
+    assert all(sample["handle_impossible_answer"] for sample in evaluation.data.samples)
 
 
 def test_extraction_is_asked_for_the_types_of_the_data(load: Callable[[str], Checkpoint]) -> None:
@@ -137,14 +136,15 @@ def test_extraction_is_asked_for_the_types_of_the_data(load: Callable[[str], Che
     text, names = "Mario left Turin", ["person", "place"]
     spans = [{"start": 0, "end": 5, "label": "person"}, {"start": 11, "end": 16, "label": "place"}]
     rows: Rows = [{"text": text, "entities": spans}, {"text": "Nobody came", "entities": []}]
-    asked = evaluation_of(extracts, {ROWS: rows}, None).samples
+    asked = evaluation_of(extracts, {ROWS: rows}, None).data.samples
     assert [sample["labels"] for sample in asked] == [names, names]
     tagged = [
         {"tokens": text.split(), "ner_tags": ["B-person", "O", "B-place"]},
         {"tokens": ["Nobody"], "ner_tags": ["O"]},
     ]
-    assert evaluation_of(extracts, {ROWS: tagged}, None).samples[0]["labels"] == names
+    assert evaluation_of(extracts, {ROWS: tagged}, None).data.samples[0]["labels"] == names
     right = [{"entities": json.dumps(spans)}, {"entities": "[]"}]
     for data in (rows, tagged):
-        assert evaluation_of(extracts, {ROWS: data}, None).score(right) == {"entity F1": 1.0}
-        assert evaluation_of(extracts, {ROWS: data}, None).score([*right[1:]] * 2) == {"entity F1": 0.0}
+        labelled = evaluation_of(extracts, {ROWS: data}, None).data
+        assert labelled.score(labelled.items(right)) == {"entity F1": 1.0}
+        assert labelled.score(labelled.items([*right[1:]] * 2)) == {"entity F1": 0.0}
