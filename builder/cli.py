@@ -14,6 +14,7 @@ build-repo sign [NAME]            sign models with a key of your own
 build-repo verify [DIR]           are all models the ones that were signed?
 build-repo compile [DIR]          TensorRT plans, on the GPU that is to serve them
 build-repo report NAME            what a build measured, as a table and as an HTML page
+build-repo card NAME              a model card: quality, speed, licence and provenance
 build-repo versions NAME          the versions of a model
 build-repo promote NAME           try the newest version on a running server, then let it answer
 build-repo rollback NAME          serve the version before
