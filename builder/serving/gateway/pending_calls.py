@@ -10,7 +10,9 @@ model may take minutes until its first piece and gets that time after its model 
 A call whose client disconnected is cancelled if the server can cancel safely, and drained otherwise: before release
 25.06, a cancellation that meets the answer crashes Triton, or makes it keep the request, and so its model, forever
 (server, issue 7368, pull requests 7840, 8078 and 8220). After ABANDONED_TIMEOUT_S it is cancelled in any case, so that
-a gateway does not keep the calls of processes that died. For streams see builder.serving.gateway.triton_stream.
+a gateway does not keep the calls of processes that died. From 26.10 on Triton also looks for a cancellation before it
+hands a request to its backend (release notes of v2.74.0), so that one in a queue is not run. For streams see
+builder.serving.gateway.triton_stream.
 """
 
 from __future__ import annotations
