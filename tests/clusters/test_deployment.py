@@ -119,6 +119,13 @@ def test_dashboard_panels_do_not_overlap_and_have_valid_queries() -> None:
         assert all(target["expr"].count("(") == target["expr"].count(")") for target in panel["targets"])
 
 
+def test_dashboard_shows_what_triton_says_of_gpus() -> None:
+    """The names are those of Triton's docs/user_guide/metrics.md; a server without a GPU has none of them."""
+    said = {f"nv_gpu_{name}" for name in ("utilization", "memory_used_bytes", "memory_total_bytes")}
+    said |= {"nv_gpu_power_usage", "nv_gpu_power_limit"}
+    assert set(re.findall(r"nv_gpu_\w+", (ROOT / "templates/monitoring/dashboard.json").read_text())) == said
+
+
 def test_server_images_install_requirements_at_build_time() -> None:
     for name in ("triton", "triton-gpu"):
         service = SERVICES[name]
