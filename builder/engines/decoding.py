@@ -81,6 +81,13 @@ class DecodingEngine(ABC):
                 f"--adapters is for {', '.join(f'--engine {name}' for name in able)}, in process on the CPU"
             )
 
+    def sized(self, layers: Sequence[LayerShape], weights: int, length: int) -> DecodingEngine:
+        """Return the engine with the size of its cache, where the specification leaves that to its device's memory.
+
+        `weights`: bytes of fp32; `length`: tokens of the longest text.
+        """
+        return self
+
     @abstractmethod
     def plan_memory(self, layers: Sequence[LayerShape], weights: int, length: int) -> ReservedMemory:
         """Return the bytes of the cache of texts of `length` tokens, beside `weights` bytes of fp32.

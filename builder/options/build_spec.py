@@ -15,6 +15,7 @@ from builder.options.parts import Capacity, Source, WeightOptions, WholeCheckpoi
 from builder.options.sections import WHOLE_CHECKPOINT, Gpu, TensorRT
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+PREFILL_TOKENS, GPU_PREFILL_TOKENS = 256, 1024
 HEADROOM = 0.9  # share of the free memory that a model may be planned to take
 # options that are not facts of the build
 ELSEWHERE = {"model", "revision", "draft", "output", "store", "keep", "load", "samples", "graph"}
@@ -177,6 +178,7 @@ class BuildSpec(Choices):
             self.instances,
             self.threads_per_instance,
             self.slots,
+            self.prefill_tokens,
             self.max_batch_size,
             self.serving,
         )
@@ -190,6 +192,11 @@ class BuildSpec(Choices):
     def threads_per_instance(self) -> int:
         """Threads of each engine instance on the machine that serves."""
         return self.threads or max(1, self.serving_cores // self.instances)
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Most prompt tokens between two decode steps: by default more on a GPU, which reads them faster."""
+        return self.serving.prefill_tokens or (PREFILL_TOKENS if self.target == "cpu" else GPU_PREFILL_TOKENS)
 
     @property
     def session_threads(self) -> int:

@@ -72,7 +72,8 @@ class Choices(Options):
     """Store a zero point with each block of int8-weights and int4-weights."""
     slots: int = Field(16, ge=1, le=512, json_schema_extra={"flag": True})
     """Sequences that are decoded at once; memory is reserved for --max-length tokens of each, but where they share
-    it (--cache-gb). Generating models only."""
+    it (--cache-gb). With --target cuda and --gpu, as many as the card has memory for, up to 64, unless it is given.
+    Generating models only."""
     beams: int | None = Field(None, ge=1, le=64, json_schema_extra={"flag": True})
     """Most beams of one request. Default: the checkpoint's own number, or --slots for a decoder."""
     max_answer: int | None = Field(None, ge=2, json_schema_extra={"flag": True})
@@ -83,8 +84,8 @@ class Choices(Options):
     cache_gb: float | None = Field(None, gt=0, json_schema_extra={"flag": True})
     """Memory of the key-value cache, in 10^9 bytes, which all sequences share as they grow. Decoders with --engine
     openvino, where the default is enough for --slots texts of --max-length, but no more than half of the memory; and
-    with --target cuda, where each sequence has memory of its own without it, and --gpu or machine.gpus must name a card
-    of compute capability 8.0 or later."""
+    with --target cuda, where each sequence has memory of its own without it, and --gpu or machine.gpus must name the
+    card. On a T4 half of the memory that the weights leave is the default, unless --slots is given."""
     executor: Literal["in-process", "bls"] = Field("in-process", json_schema_extra={"flag": True})
     """Where the graph runs. in-process: inside the Python model NAME, which updates a decoder's cache in place. bls: in
     a separate Triton model NAME_model, called through Triton's business logic scripting (BLS); an encoder on a GPU
@@ -117,7 +118,7 @@ class Choices(Options):
     instances: int = Field(1, ge=1, json_schema_extra={"flag": True})
     """Engine instances that run in parallel, each with its share of the cores."""
     threads: int | None = Field(None, ge=1, json_schema_extra={"flag": True})
-    """Threads of each engine instance. Default: cores / instances."""
+    """Threads of each engine instance. Default: cores / instances; 1 on a GPU."""
     max_length: int | None = Field(None, ge=3, json_schema_extra={"flag": True})
     """Most tokens of one text, or of prompt and answer together for text generation. Default: the checkpoint's own
     limit."""

@@ -26,7 +26,7 @@ class Source:
 class Capacity:
     """Cores and memory that a model may use where it is served, and how they are divided there.
 
-    `memory`: bytes; `threads`: of each of `instances`.
+    `memory`: bytes; `threads`: of each of `instances`; `prefill_tokens`: of prompts, between two decode steps.
     """
 
     name: str
@@ -35,6 +35,7 @@ class Capacity:
     instances: int
     threads: int
     slots: int
+    prefill_tokens: int
     max_batch_size: int
     serving: Serving
 

@@ -105,9 +105,9 @@ class Serving(Options):
     """Most tokens in one engine call, padding included. Larger batches are cut."""
     call_cost: int = Field(16, ge=0)
     """Fixed cost of one engine call, expressed in tokens; the cutter weighs padding against it."""
-    prefill_tokens: int = Field(256, ge=1)
+    prefill_tokens: int | None = Field(None, ge=1)
     """Most prompt tokens processed between two decode steps. More: a new request starts sooner.
-    Less: running streams are delayed less."""
+    Less: running streams are delayed less. Default: 256, and 1,024 on a GPU."""
     prefix_cache: bool = True
     """Let prompts with the same beginning reuse the keys and values of that beginning."""
     tool_parser: Literal["hermes", "llama3_json", "mistral", "pythonic"] | None = None

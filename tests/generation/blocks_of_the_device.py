@@ -33,7 +33,8 @@ def refuse_blocks(
     if begins[0] or begins[-1] != shapes["input_ids"][1] or (new < 0).any():
         raise DeviceFault(f"rows that begin at {begins.tolist()} of {shapes['input_ids'][1]} tokens")
     total = past + new
-    most_new, most, least = tables["attention_metadata"].tolist()
+    bounds = tables.get("attention_metadata", np.array([new.max(), total.max(), 0]))
+    most_new, most, least = bounds.tolist()
     if new.max() > most_new or total.max() > most or total.max() < least:
         raise DeviceFault(f"bounds {[most_new, most, least]} for {new.tolist()} new tokens and {total.tolist()} in all")
     _refuse_memory(table, past.tolist(), total.tolist(), int(count), int(size))

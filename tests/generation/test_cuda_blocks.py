@@ -256,14 +256,33 @@ def test_emitted_model_answers_from_blocks(built: Path, monkeypatch: pytest.Monk
     assert from_blocks == answers(tmp_path / "r" / "writes" / "1", texts)
 
 
+def test_t4_decodes_from_blocks_by_default_without_bounds(
+    built: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With bounds its kernel for prompts would gather rows x the longest of them (paged_attention.cc)."""
+    options: dict[str, Any] = {"target": "cuda", "precision": "fp16", "max_length": 128, "quality": 0.9}
+    options |= {"gpu": {"card": "t4", "memory_limit_mb": 1}}
+    build(make_spec(model=str(built.parent / "checkpoint"), name="writes", output=tmp_path / "r", **options))
+    version = tmp_path / "r" / "writes" / "1"
+    assert (load_generation(version).arena.blocks or 0) > 2
+    graph = onnx.load(str(version / "model.onnx")).graph
+    assert not {value.name for value in graph.input} & {"attention_metadata", "past_key_0"}
+    (node, *_) = (node for node in graph.node if node.op_type == "PagedAttention")
+    assert node.input[7:] == ["block_table"], "and nothing after it"
+    monkeypatch.setattr(device_module, "onnxruntime", CopyingDevice())
+    texts = ["the river", "A long day in the village, and", "the river"]
+    t4, l4 = (
+        Path(shutil.copytree(one, tmp_path / name)) for name, one in (("t4", version), ("l4", built / "writes/1"))
+    )
+    assert answers(t4, texts) == answers(l4, texts)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"executor": "bls"}, "--cache-gb is not for --executor bls"),
         ({"triton": "24.10"}, "is in ONNX Runtime from 1.31.1 on, and the Python of Triton 24.10 gets 1.23.2"),
-        ({"gpu": {"card": "t4"}}, "needs compute capability 8.0, and this card has 7.5"),
-        ({"gpu": {}, "machine": {"gpus": [{"name": "t4"}]}}, "needs compute capability 8.0, and this card has 7.5"),
-        ({"gpu": {}}, r"say which card serves, with --gpu \(one of a100, "),
+        ({"gpu": {}}, r"say which card serves, with --gpu \(one of v100, t4, "),
         ({"serving": {"prefill_tokens": 1025}}, "prefill_tokens 1025: with --cache-gb on a GPU at most 1024"),
         ({"cache_gb": 1e-5}, "raise --cache-gb, or lower --max-length"),
         ({"cache_gb": 100, "gpu": {"card": "l4"}}, "lower --cache-gb"),

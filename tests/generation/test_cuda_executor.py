@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -35,10 +36,11 @@ from builder.options import WeightOptions, make_spec
 from builder.runtime.contract import FILE, Session, dump, load_generation
 from builder.runtime.generation.decode_loop import DecodeLoop
 from builder.runtime.generation.executors import cuda as device_module
-from builder.runtime.generation.executors.base import MAX_CANDIDATES, Executor, Geometry, TokenCandidates
-from builder.runtime.generation.executors.cuda import ELEMENTS, copy_to_host
+from builder.runtime.generation.executors.base import MAX_CANDIDATES, CallPart, Executor, Geometry, TokenCandidates
+from builder.runtime.generation.executors.cuda import ELEMENTS, DeviceCache, copy_to_host
 from builder.runtime.generation.executors.onnxruntime import InProcess
 from builder.runtime.generation.executors.onnxruntime_cuda import Cuda
+from builder.runtime.generation.executors.padded_prefill import bucket, padded
 from builder.runtime.generation.options import RequestOptions
 from builder.runtime.generation.processors import Rules
 from builder.runtime.generation.sampling import Sampler
@@ -72,7 +74,7 @@ def test_device_cache_answers_as_a_cache_in_place(model_type: str, cuda: Copying
     assert generate(Cuda(half.path, copier.path, geometry, CUDA), prompts(), 32) == in_place
     cuda.calls.clear()
     assert generate(Cuda(half.path, copier.path, geometry, CUDA), prompts(), 32, prefill_tokens=256) == in_place
-    assert next(call for call in cuda.calls if call[1] > 1) == (3, 40), "three prompts begin in one call, padded"
+    assert next(call for call in cuda.calls if call[1] > 1) == (3, 64), "three prompts begin in one call, padded"
     exact = generate(
         InProcess(fused.path, geometry_of(exported.caches, 4, 128, VOCABULARY), Session(threads=1)), prompts(), 32
     )
@@ -80,6 +82,63 @@ def test_device_cache_answers_as_a_cache_in_place(model_type: str, cuda: Copying
         [a == b for ours, theirs in zip(in_place, exact, strict=True) for a, b in zip(ours, theirs, strict=True)]
     )
     assert same > 0.9, "fp16 is nearly fp32"
+
+
+def test_prompts_reach_the_device_in_few_lengths(cuda: CopyingDevice, tmp_path: Path) -> None:
+    """Regression: an arena that grows by what is requested kept a region for every length of a prompt."""
+    exported = export_decoder(make_decoder("llama"), tmp_path, 128)
+    half = to_half(fuse(exported.graph, tmp_path), tmp_path / "half" / "model.onnx", real=("logits",))
+    copier = slot_copier(exported.caches, ELEMENTS["float16"], half, tmp_path)
+    geometry = geometry_of(exported.caches, 4, 128, VOCABULARY, "float16")
+    texts = [list(range(5, 5 + length)) for length in (3, 17, 30, 41, 77, 120)]
+    in_place = generate(InProcess(half.path, geometry, Session(threads=1)), texts, 4)
+    for prefill_tokens in (50, 256):  # in pieces, which begin after a past, and several texts in a call
+        cuda.calls.clear()
+        executor = Cuda(half.path, copier.path, geometry, CUDA)
+        assert generate(executor, texts, 4, prefill_tokens=prefill_tokens) == in_place
+        ends_of_slots = {new for _, new in cuda.calls} - {1, 16, 32, 64, 128}
+        assert len(ends_of_slots) <= 2
+
+
+def test_padding_ends_with_the_slot() -> None:
+    row = CallPart(2, np.arange(40)[None], np.array([100]))
+    part, counts = padded([row], 150)
+    assert (part.tokens.shape, part.lengths.tolist(), counts) == ((1, 50), [100], None)
+    assert part.logits_indices.tolist() == [39]
+    assert padded([CallPart(0, np.ones((3, 1)), np.array([4, 5, 6]))], 150)[0].tokens.shape == (3, 1), "decoding"
+    assert [bucket(tokens, 1000) for tokens in (1, 16, 17, 512, 513)] == [16, 16, 32, 512, 1000]
+
+
+@pytest.mark.parametrize(("slow", "ranges"), [("copy", True), ("copy_range", False)])
+def test_slots_are_copied_by_what_takes_less_time_on_the_device(
+    slow: str, ranges: bool, half: tuple[Graph, Graph, Geometry], cuda: CopyingDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied: list[str] = []
+
+    def slowed(name: str) -> Callable[..., None]:
+        true = getattr(DeviceCache, name)
+
+        def call(cache: DeviceCache, *places: int) -> None:
+            copied.append(name)
+            time.sleep(0.02 if name == slow else 0)
+            true(cache, *places)
+
+        return call
+
+    for name in ("copy", "copy_range"):
+        monkeypatch.setattr(DeviceCache, name, slowed(name))
+    graph, copier, geometry = half
+    executor = Cuda(graph.path, copier.path, geometry, CUDA)
+    assert (executor.longest_range > geometry.max_length / 2) is ranges
+    executor.cache.tensors["key_0"].allocation.content[:] = np.arange(
+        executor.cache.tensors["key_0"].allocation.content.size
+    )
+    copied.clear()
+    executor.copy(0, 2, 9, 4)
+    assert copied == ["copy_range" if ranges else "copy"]
+    heads, tokens, size = executor.cache.shapes["key_0"]
+    keys = executor.cache.tensors["key_0"].allocation.content.view(np.uint16).reshape(-1, heads, tokens, size)
+    assert (keys[2, :, 4:9] == keys[0, :, 4:9]).all()
 
 
 @pytest.mark.parametrize(("model_type", "precision"), [("gpt2", "int4-weights"), ("llama", "int8-weights")])
@@ -193,7 +252,7 @@ def test_copied_slot_continues_like_its_source_alone(cuda: CopyingDevice, tmp_pa
     copier = slot_copier(exported.caches, ELEMENTS["float16"], half, tmp_path)
     executor = Cuda(half.path, copier.path, geometry_of(exported.caches, 3, 32, VOCABULARY, "float16"), CUDA)
     assert all(not np.any(tensor) for tensor in contents(executor).values()), "a new cache is empty"
-    assert cuda.copied_to_device < 256, "its zeros are not sent: buffers for them would stay in the arena"
+    assert cuda.copied_to_device < 1024, "its zeros are not sent: buffers for them would stay in the arena"
     executor.run(0, np.array([[5, 6, 7]]), np.array([0]))
     before = contents(executor)
     executor.copy(0, 2, 3)
@@ -220,6 +279,7 @@ def test_slot_is_copied_from_a_position_to_another_alone(cuda: CopyingDevice, ha
     for slot, tokens in enumerate(([5, 6, 7, 8, 9], [9, 8, 7, 6, 5], [4, 4, 4, 4, 4])):
         executor.run(slot, np.array([tokens]), np.array([0]))
     before = contents(executor)
+    executor.longest_range = geometry.max_length  # as if it took less time here
     executor.copy(0, 2, 4, start=1)
     for name, tensor in contents(executor).items():
         expected = before[name].copy()

@@ -12,7 +12,8 @@ Cards, by compute capability, and head sizes for which it has a fused kernel of 
     GroupQueryAttention, fp16               5.3                  multiples of 8 up to 256
     GroupQueryAttention, bf16               8.0                  multiples of 8 up to 256
     GroupQueryAttention, window             8.0                  multiples of 8 up to 256
-    PagedAttention, fp16 and bf16           8.0                  multiples of 8 up to 256; older cards copy all keys
+    PagedAttention, fp16 and bf16           8.0                  multiples of 8 up to 256
+    the same, a token a row; with prompts   5.3, fp16            a scalar kernel; keys of all rows are gathered
 
 Attention without one runs unfused, except GroupQueryAttention, which has no other. Read in ONNX Runtime,
 onnxruntime/contrib_ops/cuda/bert: multihead_attention.cc, tensorrt_fused_multihead_attention/mha_runner.cu,
@@ -57,7 +58,7 @@ def provider_options(gpu: Gpu) -> dict[str, str]:
     return options
 
 
-PAGED, MIN_CAPABILITY = "PagedAttention with bounds on lengths", "8.0"  # of a cache in blocks
+PAGED, MIN_CAPABILITY = "PagedAttention with bounds on lengths", "8.0"  # of FlashAttention over a cache in blocks
 MAX_PREFILL = 1024  # tokens of prompts in a call over blocks: with 2048 onnxruntime-genai's issue 2583 ends the process
 ALL_WITH_CUDNN = 127  # bits of AttentionBackend, attention_common.h: those that are on without it, and cuDNN's (8)
 
@@ -66,7 +67,9 @@ def attention_kernels(card: str | None, precision: str, triton: str) -> dict[str
     """Return CUDA's option for attention in fp16 if the default kernels for masks of lengths do not know the card.
 
     Those end at 8.9: cuDNN's is allowed beside them from 9.0 on. Source: attention_kernel_options.cc; the option is in
-    ONNX Runtime since 1.20, which leaves cuDNN's kernel out where its cuDNN is too old.
+    ONNX Runtime since 1.20, which leaves cuDNN's kernel out where its cuDNN is too old. Not in bf16, which the operator
+    has since 1.24: in the source that was read, its call of cuDNN says that numbers are fp16 (attention_impl.cu,
+    CudnnFlashAttention: is_bf16 = false).
     """
     known = version_tuple(RELEASES[triton].onnxruntime) >= (1, 20)
     if card is None or not known or precision != "fp16":
@@ -99,7 +102,7 @@ def refuse_head_sizes(sizes: Collection[int]) -> None:
 
 
 def refuse_blocks(options: BuildSpec, card: str | None) -> None:
-    """Raise SpecError if a cache in blocks has no kernel, or may have none on a card that is not named.
+    """Raise SpecError if a cache in blocks has no kernel, or if the card that decides the graph is not named.
 
     Sources: builder/engines/cuda/blocks.py.
     """
@@ -111,25 +114,17 @@ def refuse_blocks(options: BuildSpec, card: str | None) -> None:
             f"--cache-gb: {PAGED} is in ONNX Runtime from {OPERATOR_NEEDS[PAGED]} on, and the Python of Triton "
             f"{options.triton} gets {runtime_of(options.triton, in_process=True)}: use a newer --triton, or {instead}"
         )
-    tokens = options.serving.prefill_tokens
+    tokens = options.prefill_tokens
     if tokens > MAX_PREFILL:
         raise SpecError(
             f"serving.prefill_tokens {tokens}: with --cache-gb on a GPU at most {MAX_PREFILL}, for an illegal memory "
             f"access of its attention is known with 2048 (onnxruntime-genai, issue 2583); lower it, or {instead}"
         )
-    fits = [
-        name for name, one in CARDS.items() if version_tuple(one.compute_capability) >= version_tuple(MIN_CAPABILITY)
-    ]
     if card is None:
         raise SpecError(
-            f"--cache-gb: attention over blocks needs compute capability {MIN_CAPABILITY}, and on an older card it "
-            f"copies all keys at each call until the memory is full: say which card serves, with --gpu (one of "
-            f"{', '.join(fits)}; of another such card, the nearest of no more memory), or {instead}"
-        )
-    if card not in fits:
-        raise SpecError(
-            f"{card}: attention over blocks needs compute capability {MIN_CAPABILITY}, and this card has "
-            f"{CARDS[card].compute_capability}: {instead}"
+            f"--cache-gb: attention over blocks has another graph for cards before compute capability "
+            f"{MIN_CAPABILITY}: say which card serves, with --gpu (one of {', '.join(CARDS)}; of another card, the "
+            f"nearest of no more memory), or {instead}"
         )
 
 

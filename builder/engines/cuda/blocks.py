@@ -15,7 +15,8 @@ Facts about the operator and their sources in ONNX Runtime (under onnxruntime/co
     since 1.23, on CUDA alone, a cache of fp16 and bf16        docs/OperatorKernels.md of the releases
     `attention_metadata`, a table that is checked              1.31.1's own schema; cuda/bert/paged_attention.cc
     FlashAttention, from compute capability 8.0 on             cuda/bert/flash_attention/flash_api.h, is_supported
-    what runs on older cards gathers all keys at each call     cuda/bert/paged_attention.cc, needs_dense_kv
+    older cards: a scalar kernel for a token a row, else all   cuda/bert/paged_attention.cc, decode_eligible,
+    keys are gathered, with bounds rows x the longest of them  needs_dense_kv, needs_readback
     head sizes: multiples of 8 up to 256                       cpu/bert/paged_attention_helper.h; flash_api.h
     blocks: powers of two from 16 on, and multiples of 256     cpu/bert/paged_attention_helper.h, CheckKVCache;
     tokens for heads up to 64, 128 up to 128, 64 up to 256     cuda/bert/paged_attention.cc, flash_min_block_size
@@ -31,7 +32,7 @@ of 256 tokens, and the kernel waited for the lengths in each layer. Knows graphs
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +55,15 @@ ADVICE = "leave --cache-gb out"
 SHARED = frozenset(
     {"num_heads", "kv_num_heads", "scale", "local_window_size", "softcap"}
 )  # attributes of both operators
-METADATA = 16  # the place of attention_metadata among the operator's inputs
+BOUNDS, METADATA = "attention_metadata", 16  # the input with bounds on lengths, and its place among the operator's
 
 
-def page_attention(graph: Graph, folder: Path) -> Graph:
-    """Write `graph` with its attention over blocks into `folder`. Raises SpecError and ExportError for others."""
+def page_attention(graph: Graph, folder: Path, bounded: bool = True) -> Graph:
+    """Write `graph` with its attention over blocks into `folder`. Raises SpecError and ExportError for others.
+
+    `bounded`: it takes `attention_metadata`.
+    """
+    tables = {name: axes for name, axes in TABLES.items() if bounded or name != BOUNDS}
     model = load_graph(graph.path)
     past = {}
     for value in model.graph.input:
@@ -69,13 +74,13 @@ def page_attention(graph: Graph, folder: Path) -> Graph:
     nodes: list[onnx.NodeProto] = []
     for node in model.graph.node:
         if node.op_type == CACHED_ATTENTION:
-            nodes.extend(_paged(model.graph, node, past[node.input[3]].size))
+            nodes.extend(_paged(model.graph, node, past[node.input[3]].size, tables))
             continue
         if node.op_type == "Shape" and node.input[0] in past:
             count_one_row(node, ADVICE)
         nodes.append(node)
     replace_nodes(model.graph, nodes)
-    _declare(model.graph, past, block)
+    _declare(model.graph, past, block, tables)
     drop_unused(model.graph)
     refuse_leftovers(model.graph, ADVICE)
     return save_graph(model, folder / "blocks" / graph.path.name)
@@ -87,7 +92,9 @@ def _cache(name: str, after: str = "") -> str:
     return cache_name(kind, int(layer), after)
 
 
-def _paged(graph: onnx.GraphProto, node: onnx.NodeProto, size: int) -> Iterator[onnx.NodeProto]:
+def _paged(
+    graph: onnx.GraphProto, node: onnx.NodeProto, size: int, tables: Collection[str]
+) -> Iterator[onnx.NodeProto]:
     """Yield PagedAttention in place of `node`, between reshapes: it takes (tokens, hidden), without an axis of rows."""
     attributes = attributes_of(node)
     unknown = sorted({name for name, value in attributes.items() if value} - SHARED)
@@ -105,8 +112,9 @@ def _paged(graph: onnx.GraphProto, node: onnx.NodeProto, size: int) -> Iterator[
             shape = f"paged.{count * size}"
             add_constant_once(graph, shape, np.array([-1, count * size], np.int64))
             yield helper.make_node("Reshape", [name, shape], [flat[-1]])
-    inputs = [*flat, *(_cache(name) for name in node.input[3:5]), *list(TABLES)[:3]]
-    inputs += [""] * (METADATA - len(inputs)) + list(TABLES)[3:]
+    inputs = [*flat, *(_cache(name) for name in node.input[3:5]), *(name for name in tables if name != BOUNDS)]
+    if BOUNDS in tables:
+        inputs += [*[""] * (METADATA - len(inputs)), BOUNDS]
     outputs = [f"{output}.flat", *(_cache(name, "_out") for name in node.input[3:5])]
     shared = {name: value for name, value in attributes.items() if name in SHARED}
     yield helper.make_node(OPERATOR, inputs, outputs, name=node.name, domain=DOMAIN, **shared)
@@ -114,7 +122,9 @@ def _paged(graph: onnx.GraphProto, node: onnx.NodeProto, size: int) -> Iterator[
     yield helper.make_node("Reshape", [outputs[0], f"paged.rows.{heads * size}"], [output])
 
 
-def _declare(graph: onnx.GraphProto, past: dict[str, LayerShape], block: int) -> None:
+def _declare(
+    graph: onnx.GraphProto, past: dict[str, LayerShape], block: int, tables: Mapping[str, Sequence[int | str]]
+) -> None:
     """Declare the graph's inputs and outputs, as the module says above."""
     declared = {value.name: value for value in (*graph.input, *graph.output)}
     element = next(declared[name] for name in past).type.tensor_type.elem_type
@@ -127,7 +137,7 @@ def _declare(graph: onnx.GraphProto, past: dict[str, LayerShape], block: int) ->
     ]
     inputs += [declared["logits_positions"]]
     inputs += [helper.make_tensor_value_info(_cache(name), element, shape) for name, shape in caches]
-    inputs += [helper.make_tensor_value_info(name, TensorProto.INT32, axes) for name, axes in TABLES.items()]
+    inputs += [helper.make_tensor_value_info(name, TensorProto.INT32, axes) for name, axes in tables.items()]
     outputs = [helper.make_tensor_value_info(_cache(name, "_out"), element, shape) for name, shape in caches]
     _replace(graph.input, inputs)
     _replace(graph.output, [*answered, *outputs])

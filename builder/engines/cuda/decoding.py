@@ -26,6 +26,7 @@ from builder.engines.cuda import (
     without_kernel,
 )
 from builder.engines.cuda.blocks import page_attention
+from builder.engines.cuda.capacity import card_of, is_before_flash, sized
 from builder.engines.cuda.eight_bit import CudaEightBit, product_entries
 from builder.engines.cuda.on_cpu import on_cpu
 from builder.engines.decoding import Executors, Lowered, free_executors
@@ -86,6 +87,10 @@ class CudaDecoding(OnnxRuntimeDecoding):
         if self._in_blocks:
             refuse_blocks(spec, self._card)
 
+    def sized(self, layers: Sequence[LayerShape], weights: int, length: int) -> CudaDecoding:
+        served = weights // SMALLER[self.spec.precision]
+        return CudaDecoding(sized(self.spec, layers, BYTES[self.cache_type], served, length))
+
     def plan_memory(self, layers: Sequence[LayerShape], weights: int, length: int) -> ReservedMemory:
         """Plan the card's memory, beside the least that the weights will take; with --cache-gb, whole blocks."""
         refuse_head_sizes({shape.size for shape in layers})
@@ -140,7 +145,14 @@ class CudaDecoding(OnnxRuntimeDecoding):
     def session(self) -> Session:
         gpu = self.spec.gpu
         entries = product_entries(self.spec.triton) if self.spec.precision in BITS else {}
-        return Session(device="cuda", device_id=gpu.devices[0], provider_options=provider_options(gpu), entries=entries)
+        threads = self.spec.threads or 1  # the CPU computes shapes alone, and sampling is numpy's
+        return Session(
+            device="cuda",
+            threads=threads,
+            entries=entries,
+            device_id=gpu.devices[0],
+            provider_options=provider_options(gpu),
+        )
 
     def variant_name(self, precision: str) -> str:
         return f"{precision} CUDA"
@@ -157,7 +169,7 @@ class CudaDecoding(OnnxRuntimeDecoding):
     def _judging(self, judged: Graph, folder: Path) -> Graph:
         if not self._in_blocks:
             return judged
-        return replace(on_cpu(page_attention(judged, folder / "judged"), folder), engine=ENGINE)
+        return replace(on_cpu(self._paged(judged, folder / "judged"), folder), engine=ENGINE)
 
     def for_release(self, own: Graph, folder: Path) -> tuple[Graph, Graph]:
         """Return the graphs, from which the highest logits alone leave the GPU, where those are enough.
@@ -168,7 +180,7 @@ class CudaDecoding(OnnxRuntimeDecoding):
         own, served = super().for_release(graph if self._in_process else choose_rows(graph, folder), folder)
         if not self._in_blocks:
             return own, served
-        paged = page_attention(served, folder)
+        paged = self._paged(served, folder)
         check_release(paged, self.spec.triton, self._in_process)
         return own, paged
 
@@ -182,9 +194,12 @@ class CudaDecoding(OnnxRuntimeDecoding):
 
     @property
     def _card(self) -> str | None:
-        """Card that serves: that of --gpu, or of the machine in the specification."""
-        gpu, cards = self.spec.gpu, self.spec.machine.gpus
-        return gpu.card or (cards[gpu.devices[0]].name if cards else None)
+        card = card_of(self.spec)
+        return None if card is None else card[0]
+
+    def _paged(self, graph: Graph, folder: Path) -> Graph:
+        """Return `graph` over blocks; on a card that gathers keys, without bounds, so that no more are gathered."""
+        return page_attention(graph, folder, bounded=self._card is None or not is_before_flash(self._card))
 
     @property
     def _in_blocks(self) -> bool:

@@ -70,7 +70,7 @@ def _step(options: BuildSpec, serving: GenerationServing, graph: Graph, inputs: 
         for field in inputs
         if field.name.startswith("past_")
     ]
-    placement = place(options, graph, options.serving.prefill_tokens, serving.arena.length)
+    placement = place(options, graph, options.prefill_tokens, serving.arena.length)
     return Config(
         name=options.engine_name,
         backend=graph.engine,

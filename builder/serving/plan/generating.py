@@ -169,7 +169,7 @@ def _too_slow_problems(demand: _Demand) -> list[str]:
 
 def _prefill(capacity: Capacity, load: Load, cost: DecodingSpeed, running: float) -> tuple[int, PlanLine]:
     """Return the prompt tokens to read between two steps, so that running answers do not wait too long."""
-    configured = capacity.serving.prefill_tokens
+    configured = capacity.prefill_tokens
     if load.between_tokens_ms is None:
         return configured, PlanLine("prefill_tokens", "as asked: no between_tokens_ms bounds it", str(configured))
     tokens_that_fit = (load.between_tokens_ms - cost.step.ms(running)) / cost.prompt_ms

@@ -46,6 +46,7 @@ def plan_on_gpu(spec: BuildSpec, load: Load, needs: ModelNeeds) -> ModelPlan:
 
     Raises SpecError if its machine has no card.
     """
+    spec = spec.model_copy(update=dict(needs.sized))
     cards, capacity = spec.machine.gpus, spec.capacity
     if not cards:
         raise SpecError(f"{spec.entry_name}: say which cards its machine has (machine: {{gpus: [{{name: l4}}]}})")

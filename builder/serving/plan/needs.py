@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -28,6 +28,7 @@ class ModelNeeds:
     `weights`: bytes of one instance, its adapters included. `length`: tokens of a text or of a slot. `cross`:
     layers of cross-attention, over `source` tokens. `draft`: bytes of the draft model, its cache included.
     `activations`: bytes that the largest call of one instance computes on a GPU, and `activated` the formula for them.
+    `sized`: options of its cache that a card's memory decides, where the specification leaves them open.
     """
 
     kind: Literal["encoder", "generation"]
@@ -46,6 +47,7 @@ class ModelNeeds:
     draft: int = 0
     activations: int = 0
     activated: str = ""
+    sized: Mapping[str, float] = field(default_factory=dict)
 
 
 def needs_of(spec: BuildSpec) -> ModelNeeds:

@@ -33,6 +33,10 @@ BYTES_PER_WEIGHT = {
     "int8-weights": 1.13,
     "int4-weights": 0.7,
 }
+CACHE_SIZES = ("slots", "cache_gb")
+# times the tokens of a step: padding to powers of two at most doubles them, and regions for all of the shorter powers
+# are together as large as that of the largest
+REGIONS = 4
 NOT_MEASURED = "not measured: build it, then plan again"
 NOT_MEASURED_ON_CARD = "not measured on this card: throughput is left out (build-repo load-test measures it)"
 
@@ -83,9 +87,16 @@ def on_gpu(spec: BuildSpec, needs: ModelNeeds) -> ModelNeeds:
         of_token += scores + (words if type(model).__name__.endswith("ForMaskedLM") else 0)
         size, formula = tokens * of_token, f"{tokens} tokens of a call x {of_token} bytes"
     else:
-        tokens = spec.serving.prefill_tokens + spec.slots
-        size = tokens * of_token + spec.slots * words
-        formula = f"{tokens} tokens of a step x {of_token} bytes + {spec.slots} slots x {words} bytes of logits"
+        weights = round(needs.weights / BYTES_PER_WEIGHT.get(spec.precision, 4.0) * 4)
+        chosen = engine_of(spec).sized(needs.layers, weights, needs.length).spec
+        changed = {name: getattr(chosen, name) for name in CACHE_SIZES if getattr(chosen, name) != getattr(spec, name)}
+        needs = replace(needs, sized=changed)
+        tokens = chosen.prefill_tokens + chosen.slots
+        size = REGIONS * (tokens * of_token + chosen.slots * words)
+        formula = (
+            f"{REGIONS} x ({tokens} tokens of a step x {of_token} bytes + {chosen.slots} slots x {words} bytes of "
+            "logits)"
+        )
     return replace(needs, latency=None, measured=NOT_MEASURED_ON_CARD, faster="", activations=size, activated=formula)
 
 

@@ -40,13 +40,8 @@ def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -
     refuse_options(spec, given_options(spec, "--max-answer (use --max-length)"), "a decoder")
     refuse_draft(spec)
     file = generation_file(checkpoint.folder)
-    config = checkpoint.model.generation_config
-    refuse_unserved(config, is_decoder=True, file=file)
-    if spec.beams is None and not config.do_sample and (config.num_beams or 1) > spec.slots:
-        raise SpecError(
-            f"the checkpoint's {file} searches with {config.num_beams} beams, which need as many slots; "
-            f"--slots is {spec.slots}. Give it more, or say with --beams how many a search is to have"
-        )
+    refuse_unserved(checkpoint.model.generation_config, is_decoder=True, file=file)
+    _refuse_search(spec, checkpoint)
     chat_template(checkpoint.tokenizer)  # raises for one that cannot be served
     refuse_other_text(checkpoint.tokenizer)
     draft = load_hidden_states_draft(spec, checkpoint)
@@ -62,13 +57,25 @@ def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -
         return FastestEngine(decoders.by_engine, decoders.refused)
 
 
+def _refuse_search(spec: BuildSpec, checkpoint: Checkpoint) -> None:
+    """Raise SpecError if a search of the checkpoint's own needs more slots than there are."""
+    config = checkpoint.model.generation_config
+    if spec.beams is None and not config.do_sample and (config.num_beams or 1) > spec.slots:
+        raise SpecError(
+            f"the checkpoint's {generation_file(checkpoint.folder)} searches with {config.num_beams} beams, which need "
+            f"as many slots; --slots is {spec.slots}. Give it more, or say with --beams how many a search is to have"
+        )
+
+
 def _on_one(
     engine: DecodingEngine, checkpoint: Checkpoint, folder: Path, draft: HiddenStatesDraft | None = None
 ) -> Decoder:
     engine.refuse()
     engine.refuse_adapters()
-    spec = engine.spec
     layers, weights = cache_shapes(checkpoint.model), weights_bytes(checkpoint.model)
+    engine = engine.sized(layers, weights, checkpoint.max_length)
+    spec = engine.spec
+    _refuse_search(spec, checkpoint)
     if any(layer.states for layer in layers):
         engine.refuse_states()
     memory = engine.plan_memory(layers, weights, checkpoint.max_length)

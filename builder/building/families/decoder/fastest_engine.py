@@ -132,7 +132,7 @@ class FastestEngine:
             decoder.engine.cache_type,
         )
         executor = opened(chosen.own, spec.build_threads)(geometry)
-        return lambda rows: generate(executor, rows, ANSWER, spec.serving.prefill_tokens)
+        return lambda rows: generate(executor, rows, ANSWER, spec.prefill_tokens)
 
 
 def run_each(

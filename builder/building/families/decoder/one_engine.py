@@ -279,7 +279,7 @@ def decoder_serving(
         spec.beams or spec.slots,
         _fields(spec, checkpoint)[0],
         executor=spec.executor,
-        prefill_tokens=spec.serving.prefill_tokens,
+        prefill_tokens=spec.prefill_tokens,
         model=graph.path.name if in_process else None,
         copier=engine.copier,
         engine=None if in_process else spec.engine_name,

@@ -83,7 +83,7 @@ class BlsCuda(Executor):
 
     def _call(self, parts: "Sequence[CallPart]", names: "Sequence[str]") -> "list[np.ndarray]":
         """Run one call; return the outputs of those `names`, (positions, ...)."""
-        part, counts = padded(parts)
+        part, counts = padded(parts, self.geometry.max_length)
         rows, new = part.tokens.shape
         logits_positions = part.logits_indices
         step = StepInputs(rows, new, len(logits_positions))

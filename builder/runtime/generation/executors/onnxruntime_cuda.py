@@ -36,9 +36,15 @@ class Cuda(BoundExecutor):
         super().__init__(geometry, device.open(model))
         self.candidates = candidates_of(self.session)
         self.cache = DeviceCache(device, copier, geometry, geometry.slots, geometry.max_length)
+        self.longest_range = self.cache.longest_range() if geometry.slots > 1 else 0
 
     def _run(self, step: StepInputs, binding: Any) -> None:
         run_bound(self.session, binding, {name: array for name, array in step.feeds.items() if name in self.inputs})
+
+    def run(
+        self, first: int, tokens: np.ndarray, lengths: np.ndarray, logits_positions: "np.ndarray | None" = None
+    ) -> np.ndarray:
+        return self.run_together([CallPart(first, tokens, lengths, logits_positions)])[0]
 
     def run_together(self, parts: "Sequence[CallPart]") -> "list[np.ndarray]":
         logits = self._answer_together(parts, self._bind_logits)
@@ -49,12 +55,16 @@ class Cuda(BoundExecutor):
         return [candidates[rows] for rows in places(parts)]
 
     def _answer_together(self, parts: "Sequence[CallPart]", bind: "Callable[[Any, int], Answer]") -> Answer:
-        part, counts = padded(parts)
+        part, counts = padded(parts, self.geometry.max_length)
         return self._answer(part, bind, counts)
 
     def copy(self, source: int, target: int, length: int, start: int = 0) -> None:
-        if start < length:
+        if start >= length:
+            return
+        if length - start <= self.longest_range:
             self.cache.copy_range(source, target, start, length)
+        else:
+            self.cache.copy(source, target)  # up to `start` the slots are equal, and after `length` nothing is read
 
     def _bind(self, first: int, rows: int, new: int, num_logits: int, best: int) -> "tuple[StepInputs, Any]":
         """Bind the cache of a range of slots, which stays bound; a step's small inputs do not."""
