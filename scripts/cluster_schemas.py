@@ -37,9 +37,10 @@ class Source:
 
 
 PREDICTOR = (
-    "annotations autoScaling automountServiceAccountToken deploymentStrategy enableServiceLinks imagePullSecrets "
-    "initContainers labels maxReplicas minReplicas model nodeSelector priorityClassName runtimeClassName "
-    "securityContext serviceAccountName terminationGracePeriodSeconds tolerations topologySpreadConstraints volumes"
+    "affinity annotations autoScaling automountServiceAccountToken deploymentStrategy enableServiceLinks "
+    "imagePullSecrets initContainers labels maxReplicas minReplicas model nodeSelector priorityClassName "
+    "runtimeClassName securityContext serviceAccountName terminationGracePeriodSeconds tolerations "
+    "topologySpreadConstraints volumes"
 )
 OF_KUBERNETES = ("template", "headService", "autoscalerOptions")
 UNSAID = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}

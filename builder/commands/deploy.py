@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.table import Table
 
 from builder.clusters.deploy.targets import find_target, names
-from builder.commands import DEFAULT_REPOSITORY, VERIFY_KEY_HELP, count, screen, screen_table
+from builder.commands import DEFAULT_REPOSITORY, VERIFY_KEY_HELP, count, positive, screen, screen_table
 from builder.common.errors import RepositoryError, SpecError
 
 if TYPE_CHECKING:
@@ -58,9 +59,16 @@ def parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="FILE",
         help="a models.yaml whose `pod:` says what the cluster asks of each pod: image pull secrets, tolerations, node "
-        "selector, priority class, service account, runtime class and images (default: the file of --plan)",
+        "selector, priority class, service account, runtime class, a claim for caches and images (default: the file of "
+        "--plan)",
     )
     add("--cores", type=count, metavar="N", help="cores of a replica (default: as built, or planned)")
+    add(
+        "--memory-gb",
+        type=positive,
+        metavar="GB",
+        help="memory of a replica in 10^9 bytes, without /dev/shm (default: as built, or planned)",
+    )
     add(
         "--replicas",
         type=count,
@@ -92,6 +100,12 @@ def parser() -> argparse.ArgumentParser:
         "--store-secret",
         metavar="SECRET",
         help="the cluster's secret whose entries the pull gets as variables: credentials of the store",
+    )
+    add(
+        "--hub-secret",
+        metavar="SECRET",
+        help="the cluster's secret whose entries the server gets as variables where vLLM downloads a checkpoint: "
+        "HF_TOKEN",
     )
     add("--verify-key", type=Path, metavar="FILE", help=f"have replicas pull only what was signed: {VERIFY_KEY_HELP}")
     add(
@@ -134,10 +148,12 @@ def _deployment(options: argparse.Namespace) -> Deployment:
     if (options.max_replicas is None) != (options.prometheus is None):
         raise SpecError("--max-replicas and --prometheus go together: Prometheus knows how long requests wait")
     models = read_deployed_models(options.repository, options.model)
+    memory = None if options.memory_gb is None else round(options.memory_gb * 1e9)
     if options.plan is None:
-        size = as_built(models, options.cores)
+        size = as_built(models, options.cores, memory)
     else:
         models, size = as_planned(models, options.plan, options.replicas, options.cores)
+        size = replace(size, memory=memory or size.memory)
     most, described = options.max_replicas, options.pod or options.plan
     return check_deployment(
         Deployment(
@@ -152,7 +168,7 @@ def _deployment(options: argparse.Namespace) -> Deployment:
             endpoint=options.endpoint,
             trusted=None if options.verify_key is None else trusted_text(options.verify_key),
             scaling=None if most is None else Scaling(most, options.prometheus, options.queue_ms),
-            secrets=SecretNames(options.keys_secret, options.store_secret),
+            secrets=SecretNames(options.keys_secret, options.store_secret, options.hub_secret),
             probed=tuple(options.probe),
             monitored=options.monitor,
             pooled=options.inference_pool,

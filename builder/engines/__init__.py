@@ -181,6 +181,10 @@ class CheckpointEngine(Engine, ABC):
         `options`: those of its section.
         """
 
+    @abstractmethod
+    def cards(self, version: Path) -> int:
+        """Return the number of cards that a published version in that folder takes."""
+
 
 def graph_engine(name: str) -> GraphEngine:
     """Return the engine of a graph, by `Graph.engine`."""

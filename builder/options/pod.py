@@ -89,5 +89,13 @@ class PodOptions(Options):
     """Service account of the pods, for example one that a cloud gives access to the object store."""
     runtime_class: ObjectName | None = None
     """RuntimeClass that runs the containers."""
+    gpu_labels: bool = True
+    """Choose nodes whose card is that of `--gpu`, or has as much memory and the same compute
+    capability, by the labels of NVIDIA's GPU Feature Discovery. False where nodes have no such
+    labels: then `node_selector` chooses the card."""
+    cache_claim: ObjectName | None = None
+    """PersistentVolumeClaim that keeps what servers on a GPU compile (engines of ONNX Runtime's
+    TensorRT, kernels of vLLM) and download (checkpoints for vLLM). Default: an empty volume, so
+    that each new pod does it again."""
     images: PodImages = PodImages()
     """Images of the containers."""

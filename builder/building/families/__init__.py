@@ -175,6 +175,7 @@ def built_from(spec: BuildSpec, checkpoint: CheckpointFiles) -> dict[str, Any]:
         "task": checkpoint.task.name,
         "triton": spec.triton,
         "target": spec.target,
+        "gpu": spec.gpu.card,
         "checkpoint": {**checkpoint.identity(), **pooling, **checkpoint.card},
         "versions": package_versions(),
         "cpu": cpu(),

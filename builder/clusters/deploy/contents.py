@@ -13,7 +13,9 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from builder.clusters.deploy.deployment import DeployedModel, ReplicaSize, digest_of_model
+from builder.clusters.deploy.whole_checkpoint import whole_checkpoint
 from builder.common.addresses import split_version
+from builder.common.engines import ENGINES
 from builder.common.errors import RepositoryError, SpecError
 from builder.repository.config.arguments import RESPONSE_CACHE
 from builder.repository.config.render import CONFIG
@@ -27,7 +29,12 @@ from builder.serving.plan.built import plan_built
 from builder.serving.plan.lines import ModelPlan, PlanLine, all_memory, all_shared_memory, gpu_count, megabytes
 from builder.serving.plan.needs import served_version
 
-DESCRIBING_FILES = (CONFIG, REPORT, FILE)  # the files that describe a version
+DESCRIBING_FILES = (  # the files that describe a version
+    CONFIG,
+    REPORT,
+    FILE,
+    *(facts.model_file for facts in ENGINES.values() if facts.runs_checkpoint),
+)
 
 
 def read_deployed_models(repository: str, requested: Sequence[str] = ()) -> tuple[DeployedModel, ...]:
@@ -54,7 +61,7 @@ def fetch_descriptions(store: Store, versions: dict[str, int | None], folder: Pa
             target = folder / path
             target.parent.mkdir(parents=True, exist_ok=True)
             store.get(blob, target)
-            if file != FILE:
+            if file in (CONFIG, REPORT):
                 (folder / entry / file).write_bytes(target.read_bytes())
 
 
@@ -86,8 +93,10 @@ def _of_folder(folder: Path, versions: dict[str, int | None], origin: str = "") 
 
 def _model(folder: Path, name: str) -> DeployedModel:
     report, version = read_report(folder, name), served_version(folder / name)
+    if ENGINES[report.engine].runs_checkpoint:
+        return whole_checkpoint(folder, report, version)
     if not (version / FILE).is_file():
-        raise SpecError(f"{name}: its engine runs in a container of its own, which is not deployed here")
+        raise RepositoryError(f"{version / FILE} is not there: build {name} again")
     generates = isinstance(load(version), GenerationServing)
     folders = tuple(entry_names(folder, name, int(version.name)))
     texts = {tensor.name: "a" for tensor in config_of(folder / name).input if not tensor.optional}
@@ -101,6 +110,7 @@ def _model(folder: Path, name: str) -> DeployedModel:
         request=json.dumps({**texts, "max_tokens": 1} if generates else texts),
         plan=plan_built(folder, name),
         digest=digest_of_model([report], [config_of(folder / entry) for entry in folders]),
+        card=report.gpu,
     )
 
 
@@ -140,11 +150,21 @@ def _shared_front(folder: Path, name: str, hosted: Mapping[str, HostedModel]) ->
     )
 
 
-def as_built(models: Sequence[DeployedModel], cores: int | None) -> ReplicaSize:
-    """Return the size with `cores`, or with those of the most demanding model. Raises SpecError if neither is known."""
+def as_built(models: Sequence[DeployedModel], cores: int | None, memory: int | None = None) -> ReplicaSize:
+    """Return the size with `cores` and `memory` bytes, or what the models take.
+
+    Raises SpecError if neither is known.
+    """
     plans = [model.plan for model in models]
+    unknown = [plan.name for plan in plans if not plan.memory]
+    if memory is None and unknown:
+        raise SpecError(
+            f"{unknown[0]} is downloaded where it is served, and the size of its weights was not known to its build: "
+            "say how much memory a replica has: --memory-gb N"
+        )
     gpus = gpu_count(device for plan in plans for device in plan.gpu_memory)
-    return ReplicaSize(cores or _cores(plans), all_memory(plans), all_shared_memory(plans), RESPONSE_CACHE, gpus)
+    size = memory or all_memory(plans)
+    return ReplicaSize(cores or _cores(plans), size, all_shared_memory(plans), RESPONSE_CACHE, gpus)
 
 
 def as_planned(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from builder.common.addresses import is_address
+from builder.common.cards import CARDS, GpuModel
 from builder.common.errors import SpecError
 from builder.options import PodOptions
 from builder.repository.report.record import BuildReport
@@ -22,6 +23,9 @@ NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 SECRET = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
 # A host and a path, as in the names of images: https://pkg.go.dev/github.com/distribution/reference
 REGISTRY = re.compile(r"[A-Za-z0-9][-.A-Za-z0-9]*(:\d+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*/?")
+
+
+PLAIN = "py3"  # the end of the tag of Triton's usual image
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,9 @@ class DeployedModel:
     request: str
     plan: ModelPlan
     digest: str
+    card: str | None = None  # that it was built for: --gpu
+    container: str = PLAIN  # the end of the tag of NVIDIA's image that has its engine
+    downloads: bool = False  # its engine downloads the checkpoint when it starts
 
 
 def digest_of_model(reports: Iterable[BuildReport], configs: Sequence[ModelConfig]) -> str:
@@ -83,10 +90,15 @@ class Scaling:
 
 @dataclass(frozen=True)
 class SecretNames:
-    """Names of the cluster's own secrets: `keys`, of the gateway's clients; `store`, environment for the pull."""
+    """Names of the cluster's own secrets.
+
+    `keys`: of the gateway's clients; `store`: environment for the pull; `hub`: environment for the server, which
+    downloads checkpoints.
+    """
 
     keys: str | None = None
     store: str | None = None
+    hub: str | None = None
 
 
 @dataclass(frozen=True)
@@ -127,6 +139,26 @@ class Deployment:
     def on_gpu(self) -> bool:
         return any(model.target != "cpu" for model in self.models)
 
+    @property
+    def container(self) -> str:
+        """End of the tag of NVIDIA's image that has the engine of its models."""
+        return self.models[0].container
+
+    @property
+    def runs_checkpoints(self) -> bool:
+        """True if its engine runs checkpoints as they are, so that nothing that was emitted runs."""
+        return self.container != PLAIN
+
+    @property
+    def downloads(self) -> bool:
+        return any(model.downloads for model in self.models)
+
+    @property
+    def card(self) -> GpuModel | None:
+        """The card that its models were built for, of several the one with most memory; None if no card was named."""
+        cards = [CARDS[model.card] for model in self.models if model.card is not None]
+        return max(cards, key=lambda card: card.memory_mb, default=None)
+
 
 def check_deployment(deployment: Deployment) -> Deployment:
     """Return `deployment` unchanged. Raises SpecError for options that are wrong, or contradict one another."""
@@ -137,6 +169,7 @@ def check_deployment(deployment: Deployment) -> Deployment:
             f"{deployment.repository} has models for Triton {' and '.join(releases)}, and a server is of one release: "
             "deploy those of each by themselves (--model NAME), or build them again"
         )
+    _check_engines(deployment)
     _check_scaling(deployment)
     unknown = set(deployment.probed) - {model.name for model in deployment.models}
     if unknown:
@@ -160,6 +193,7 @@ def _check_names(deployment: Deployment) -> None:
         ("--namespace", deployment.namespace, NAMESPACE, f"at most 63 {dashes}"),
         ("--keys-secret", secrets.keys, SECRET, dashes),
         ("--store-secret", secrets.store, SECRET, dashes),
+        ("--hub-secret", secrets.hub, SECRET, dashes),
     ):
         if name is not None and not pattern.fullmatch(name):
             raise SpecError(f"{option} {name} is not a name that Kubernetes takes: expected {expected}")
@@ -167,6 +201,28 @@ def _check_names(deployment: Deployment) -> None:
         raise SpecError(
             f"--registry {deployment.registry} is not where images are: expected HOST, HOST:PORT or HOST/PATH, "
             "without https:// and the path in lower-case letters"
+        )
+
+
+def _check_engines(deployment: Deployment) -> None:
+    if len({model.container for model in deployment.models}) > 1:
+        whole = ", ".join(model.name for model in deployment.models if model.container != PLAIN)
+        raise SpecError(
+            f"{deployment.repository}: {whole} needs another image of Triton than the other models: deploy it by "
+            "itself (--model NAME), and the others in a deployment of their own"
+        )
+    if deployment.secrets.hub is not None and not deployment.downloads:
+        raise SpecError("--hub-secret is for servers that download checkpoints, which none of these models does")
+    if deployment.scaling is not None and deployment.runs_checkpoints:
+        raise SpecError(
+            "--max-replicas: the time that requests wait in an engine of whole checkpoints is not known to Triton or "
+            "the gateway: leave it out"
+        )
+    cards = sorted({model.card for model in deployment.models if model.card is not None})
+    if len({CARDS[card].compute_capability for card in cards}) > 1:
+        raise SpecError(
+            f"{deployment.repository} has models built for {' and '.join(cards)}, which one node does not have: deploy "
+            "those of each by themselves (--model NAME), or build them again for one card (--gpu)"
         )
 
 

@@ -33,9 +33,9 @@ def image_tag(deployment: Deployment) -> str:
 
 def image_files(deployment: Deployment) -> dict[str, str]:
     """Return a Containerfile and the files that it copies, for a folder of their own."""
-    name = _name(deployment)
+    needed = {} if deployment.runs_checkpoints else {f"image/{_name(deployment)}": requirements(deployment)}
     liveness = {f"image/{LIVENESS}/{file}": (REPOSITORY / file).read_text("utf-8") for file in FILES}
-    return {"image/Containerfile": containerfile(deployment), f"image/{name}": requirements(deployment), **liveness}
+    return {"image/Containerfile": containerfile(deployment), **needed, **liveness}
 
 
 def requirements(deployment: Deployment) -> str:
@@ -51,16 +51,21 @@ def build_command(deployment: Deployment, image: str, output: Path) -> str:
 
 def containerfile(deployment: Deployment) -> str:
     """Return the steps of the project's Dockerfile, for the release and the processor of the models."""
-    name, stock = _name(deployment), f"nvcr.io/nvidia/tritonserver:{deployment.release}-py3"
-    lines = [
-        "# The stock Triton container with what the emitted Python imports, installed once instead of at each start.",
-        f"FROM {deployment.pod.images.base or stock}",
-        "ENV PIP_BREAK_SYSTEM_PACKAGES=1 ORT_DISABLE_TELEMETRY=1 DO_NOT_TRACK=1",
-        f"COPY {name} /opt/requirements.txt",
-        "RUN pip install --no-cache-dir --requirement /opt/requirements.txt \\",
-        f"    && install --directory --owner={USER} --group={USER} /engines",
-        f"COPY {LIVENESS} {LIVENESS_FOLDER}",
-    ]
+    name, stock = _name(deployment), f"nvcr.io/nvidia/tritonserver:{deployment.release}-{deployment.container}"
+    base = f"FROM {deployment.pod.images.base or stock}"
+    if deployment.runs_checkpoints:
+        lines = ["# NVIDIA's container with the engine, and the model that says that the server answers.", base]
+    else:
+        lines = [
+            "# The stock Triton container with what the emitted Python imports, installed once instead of at each "
+            "start.",
+            base,
+            "ENV PIP_BREAK_SYSTEM_PACKAGES=1 ORT_DISABLE_TELEMETRY=1 DO_NOT_TRACK=1",
+            f"COPY {name} /opt/requirements.txt",
+            "RUN pip install --no-cache-dir --requirement /opt/requirements.txt \\",
+            f"    && install --directory --owner={USER} --group={USER} /engines",
+        ]
+    lines.append(f"COPY {LIVENESS} {LIVENESS_FOLDER}")
     if not deployment.stored:
         entries = [entry for model in deployment.models for entry in model.entries]
         lines += [f"COPY --chown={USER}:{USER} --from=models {entry} /models/{entry}/" for entry in entries]

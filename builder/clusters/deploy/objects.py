@@ -95,14 +95,17 @@ def disruption_budget(deployment: Deployment) -> Document:
 def _network_policy(deployment: Deployment) -> Document:
     """Return the policy. In: clients of this namespace to the gateway, and monitoring.
 
-    Out: DNS and, for pulls, the store.
+    Out: DNS and, for pulls, the store; for downloads of checkpoints, HTTPS.
     """
     ingress: list[Document] = [{"from": [{"podSelector": {}}], "ports": [_port(GATEWAY_PORT)]}]
     if deployment.monitored:
         ingress.append({"from": [_in_namespace(MONITORING)], "ports": [_port(METRICS_PORT), _port(GATEWAY_PORT)]})
     egress: list[Document] = []
-    if deployment.stored:
+    if deployment.stored or deployment.downloads:
         egress.append({"ports": [_port(DNS, "UDP"), _port(DNS)]})
+    if deployment.downloads:  # the Hub
+        egress.append({"ports": [_port(HTTPS)]})
+    if deployment.stored:
         endpoint = urlsplit(deployment.endpoint or "https:")
         egress.append({"ports": [_port(endpoint.port or (HTTPS if endpoint.scheme == "https" else 80))]})
         egress += _in_cluster_store_rules(deployment, endpoint.hostname or "")

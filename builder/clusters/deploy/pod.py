@@ -1,25 +1,22 @@
 """Pod of a replica: the pull of the models, Triton, and the gateway in front of it.
 
 Triton is a sidecar (an init container that stays, Kubernetes 1.29 and later): it starts before the gateway, and is told
-to stop only when the gateway has finished its requests, so no accepted request is lost. A server may hang and still
-report that it is ready, so the live probe asks it for an inference (builder.repository.liveness). Sources:
+to stop only when the gateway has finished its requests, so no accepted request is lost. Sources:
 https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers/ and .../pods/pod-lifecycle/
 """
 
 from __future__ import annotations
 
 import math
-import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from builder.clusters.deploy.deployment import DeployedModel, Deployment
+from builder.clusters.deploy.deployment import Deployment
 from builder.clusters.deploy.image import build_command, image_tag
 from builder.clusters.deploy.placement import placement
+from builder.clusters.deploy.probes import live_probe, ready_probe
 from builder.common.distribution import own_version
 from builder.common.errors import SpecError
-from builder.common.releases import version_tuple
 from builder.common.telemetry import OFF
 from builder.repository.config.arguments import (
     EXIT_TIMEOUT_S,
@@ -28,9 +25,9 @@ from builder.repository.config.arguments import (
     METRICS_PORT,
     USER,
     arguments,
+    arguments_of_backend,
     command,
 )
-from builder.repository.liveness import ask_command
 from builder.serving.gateway.settings import DEFAULT_PORT, GatewaySettings
 
 GATEWAY_PORT = DEFAULT_PORT
@@ -43,24 +40,11 @@ LOAD_BYTES_PER_S = 50_000_000  # large models get longer to load: a slow disk on
 PULL_TIMEOUT_S = 900  # to fetch images of gigabytes, and the models
 TRUSTED, TRUSTED_KEY = "/trusted", "key.pem"  # where the pull finds the key that models must be signed with
 CACHED_ENGINES = "/engines"  # where ONNX Runtime's TensorRT keeps compiled engines, in the image
+HOME = "/home-of-engine"  # of an engine that runs whole checkpoints: what it downloads and compiles
 GATEWAY_CPU, GATEWAY_MEMORY = "500m", 512 << 20  # one event loop; 94 MB were measured with 1,000 idle connections
 # 148 MiB were measured; eight pieces of 8 MiB in flight, and a graph to check
 PULL_CPU, PULL_MEMORY = "500m", 1 << 30
 PULL_MARGIN = 64 << 20  # bytes of a volume for configurations and folders
-HTTP_API = f"http://127.0.0.1:{HTTP_PORT}/v2"
-REQUEST_TIMEOUT_S = 4  # to answer one request; a model that is only busy is not dead
-DEAD_STUB_ERROR = "is not healthy"  # python_backend: "Stub process '...' is not healthy."
-# From this release on the server is not ready if a loaded model is not: core, pull request 473, looked for in each
-# rYY.MM. The model alone is not since 25.12 (core, 461), and by its own is_ready since 26.03 (python_backend, 430).
-READINESS_COVERS_MODELS_SINCE = "26.04"
-LIVE_PROBE_PERIOD_S, LIVE_PROBE_FAILURES = 5, 3  # the server is restarted after so many failures in a row
-KILL_GRACE_S = 8  # for running requests; a server that hangs does not end before it
-
-# A failed decode loop reports it in the metrics.
-METRICS_URL = f"http://127.0.0.1:{METRICS_PORT}/metrics"
-CHECK_DECODE_LOOPS = f"""metrics=$(curl --silent --max-time {REQUEST_TIMEOUT_S} {METRICS_URL} || true)
-if echo "$metrics" | grep --quiet --extended-regexp '^build_repo_healthy.* 0(\\.0+)?$'; then exit 1; fi"""
-
 Document = dict[str, Any]
 
 
@@ -84,7 +68,7 @@ def pod(deployment: Deployment) -> Document:
         "initContainers": [*pulls(deployment), {**triton(deployment), "restartPolicy": "Always"}],
         "containers": [gateway(deployment)],
         "volumes": volumes(deployment),
-        **placement(deployment.pod),
+        **placement(deployment),
     }
 
 
@@ -178,13 +162,24 @@ def triton(deployment: Deployment) -> Document:
     if deployment.stored:
         mounts.append({"name": "models", "mountPath": "/models", "subPath": "models", "readOnly": True})
     if deployment.on_gpu:
-        mounts.append({"name": "engines", "mountPath": CACHED_ENGINES})
+        mounts.append({"name": "cache", "mountPath": HOME if deployment.runs_checkpoints else CACHED_ENGINES})
+    own = {"HOME": HOME} if deployment.runs_checkpoints else {}
+    hub = {} if deployment.secrets.hub is None else {"envFrom": [{"secretRef": {"name": deployment.secrets.hub}}]}
+    security = container_security(USER)
+    security["readOnlyRootFilesystem"] = not deployment.runs_checkpoints  # it compiles kernels where it likes
     return {
         "name": "triton",
         "image": image(deployment, "triton"),
         "command": command(),
-        "args": arguments(deployment.release, deployment.size.response_cache),
-        "env": [{"name": name, "value": value} for name, value in {"PYTHONDONTWRITEBYTECODE": "1", **OFF}.items()],
+        "args": (
+            arguments_of_backend(deployment.release)
+            if deployment.runs_checkpoints
+            else arguments(deployment.release, deployment.size.response_cache)
+        ),
+        "env": [
+            {"name": name, "value": value} for name, value in {"PYTHONDONTWRITEBYTECODE": "1", **OFF, **own}.items()
+        ],
+        **hub,
         "ports": [
             {"name": "http", "containerPort": HTTP_PORT},
             {"name": "grpc", "containerPort": GRPC_PORT},
@@ -197,7 +192,7 @@ def triton(deployment: Deployment) -> Document:
         },
         "readinessProbe": {**ready_probe(deployment.probed), "periodSeconds": 5, "timeoutSeconds": 5},
         "livenessProbe": live_probe(deployment),
-        "securityContext": container_security(USER),
+        "securityContext": security,
         "resources": resources(deployment),
         "volumeMounts": mounts,
     }
@@ -249,13 +244,16 @@ def gateway(deployment: Deployment) -> Document:
 
 
 def volumes(deployment: Deployment) -> list[Document]:
-    """Return /dev/shm of the plan's size, /tmp, and the volumes for pulled models and compiled engines."""
+    """Return /dev/shm of the plan's size, /tmp, and the volumes for pulled models and what is compiled."""
     shm = {"medium": "Memory", "sizeLimit": deployment.size.shm}
-    claims = [*(["models"] if deployment.stored else []), *(["engines"] if deployment.on_gpu else [])]
     entries: list[Document] = [
         {"name": "shm", "emptyDir": shm},
-        *({"name": name, "emptyDir": {}} for name in ("tmp", *claims)),
+        *({"name": name, "emptyDir": {}} for name in ("tmp", *(["models"] if deployment.stored else []))),
     ]
+    if deployment.on_gpu:
+        claim = deployment.pod.cache_claim
+        kind = {"emptyDir": {}} if claim is None else {"persistentVolumeClaim": {"claimName": claim}}
+        entries.append({"name": "cache", **kind})
     if deployment.pulled is not None:  # twice: where links are not possible, the pull copies
         limit = {"sizeLimit": 2 * deployment.pulled + PULL_MARGIN}
         entries = [{**entry, "emptyDir": limit} if entry["name"] == "models" else entry for entry in entries]
@@ -267,38 +265,3 @@ def volumes(deployment: Deployment) -> list[Document]:
 def trusted_name(deployment: Deployment) -> str:
     """Return the name of the ConfigMap with the key that pulled models must be signed with."""
     return f"{deployment.name}-trusted"
-
-
-def ready_probe(probed: Sequence[str]) -> dict[str, Any]:
-    """Return a probe that all models are loaded; it also sends a request to the `probed` ones."""
-    if not probed:
-        return {"httpGet": {"path": "/v2/health/ready", "port": "http"}}
-    urls = [f"{HTTP_API}/health/ready", *(f"{HTTP_API}/models/{name}/ready" for name in probed)]
-    return {"exec": {"command": ["curl", "--fail", "--silent", "--fail-early", *urls]}}
-
-
-def live_probe(deployment: Deployment) -> dict[str, Any]:
-    """Return a probe that restarts a server within 30 s of the last inference that it answered.
-
-    No model is loaded or unloaded while it runs: once ready, it stays so. For a probed model only the answer that its
-    process is dead counts: one that is busy, or refuses because its queue is full, is not restarted.
-    """
-    models = [model for model in deployment.models if model.name in deployment.probed]
-    ask = ask_command(f"127.0.0.1:{GRPC_PORT}", REQUEST_TIMEOUT_S)
-    covers_models = version_tuple(deployment.release) >= version_tuple(READINESS_COVERS_MODELS_SINCE)
-    health = f"{HTTP_API}/health/{'ready' if covers_models else 'live'}"
-    server = f"curl --fail --silent --max-time {REQUEST_TIMEOUT_S} {health}"
-    script = "\n".join([ask, server, *([CHECK_DECODE_LOOPS] if models else []), *map(_probe_model, models)])
-    return {
-        "exec": {"command": ["sh", "-ec", script]},
-        "periodSeconds": LIVE_PROBE_PERIOD_S,
-        "timeoutSeconds": REQUEST_TIMEOUT_S * (len(models) + 3) + 2,
-        "failureThreshold": LIVE_PROBE_FAILURES,
-        "terminationGracePeriodSeconds": KILL_GRACE_S,
-    }
-
-
-def _probe_model(model: DeployedModel) -> str:
-    url = f"{HTTP_API}/models/{model.name}/generate"
-    answer = f"answer=$(curl --silent --max-time {REQUEST_TIMEOUT_S} --data {shlex.quote(model.request)} {url} || true)"
-    return f'{answer}\ncase $answer in *"{DEAD_STUB_ERROR}"*) exit 1 ;; esac'

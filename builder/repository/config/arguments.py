@@ -52,12 +52,16 @@ def command(watched: bool = False) -> list[str]:
 
 def arguments(release: str, response_cache: int = RESPONSE_CACHE) -> list[str]:
     """Return the arguments of a server on /models that the Triton `release` knows. `response_cache`: bytes."""
+    common = arguments_of_backend(release)
+    return [*common[:3], "--disable-auto-complete-config", *common[3:], f"--cache-config=local,size={response_cache}"]
+
+
+def arguments_of_backend(release: str) -> list[str]:
+    """Return the arguments for backends that complete config.pbtxt themselves, in an image that may have no caches."""
     pool_since = version_tuple(OPTIONS["grpc-max-response-pool-size"])
     return [
         "--model-repository=/models",
         f"--model-repository={LIVENESS_FOLDER}",
         "--model-control-mode=none",  # no model is loaded or unloaded while it runs
-        "--disable-auto-complete-config",
         *(["--grpc-max-response-pool-size=128"] if version_tuple(release) >= pool_since else []),
-        f"--cache-config=local,size={response_cache}",
     ]

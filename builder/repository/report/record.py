@@ -138,6 +138,8 @@ class BuildReport:
     """SHA-256 of every file, by model and path."""
     target: str = "cpu"
     """Device that it runs on: cpu, cuda or tensorrt."""
+    gpu: str | None = None
+    """Card that it was built for, if one was named (--gpu)."""
     plan: dict[str, Any] | None = None
     """Machine and TensorRT that a plan was compiled for, once it is compiled."""
     memory: dict[str, int] | None = None

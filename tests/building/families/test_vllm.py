@@ -50,8 +50,10 @@ def test_vllm_copies_a_local_checkpoint_and_names_its_container_path(checkpoint:
     assert verdicts(tmp_path / "r") == {
         "writer": "not verified: vllm runs the checkpoint as it is; its answers were compared with nothing"
     }
+    assert (built["target"], built["gpu"]) == ("cuda", None)
     assert "max_num_seqs" not in arguments, "how many run at once is vLLM's to choose by the card's memory"
-    assert _build(checkpoint, tmp_path / "slots", slots=48)["max_num_seqs"] == 48
+    assert _build(checkpoint, tmp_path / "slots", slots=48, gpu={"card": "l4"})["max_num_seqs"] == 48
+    assert json.loads((tmp_path / "slots" / "writer" / "build.json").read_text())["gpu"] == "l4"
 
 
 def test_vllm_configuration_equals_the_backends(checkpoint: Path, tmp_path: Path) -> None:

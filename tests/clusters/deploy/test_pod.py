@@ -12,7 +12,8 @@ import pytest
 from builder.cli import parse
 from builder.clusters.deploy.deployment import Deployment
 from builder.clusters.deploy.objects import objects
-from builder.clusters.deploy.pod import GATEWAY_PORT, LOAD_BYTES_PER_S, PULL_TIMEOUT_S, REQUEST_TIMEOUT_S, pod
+from builder.clusters.deploy.pod import GATEWAY_PORT, LOAD_BYTES_PER_S, PULL_TIMEOUT_S, pod
+from builder.clusters.deploy.probes import REQUEST_TIMEOUT_S
 from builder.clusters.deploy.targets import find_target
 from builder.repository.config.arguments import LIVENESS_FOLDER
 from builder.repository.liveness import METHOD
@@ -80,7 +81,7 @@ def test_triton_container_has_the_resources_of_the_plan() -> None:
     assert triton["startupProbe"]["failureThreshold"] * triton["startupProbe"]["periodSeconds"] >= 300
     card = _containers(pod(WITH_GPU))["triton"]
     assert card["resources"]["limits"]["nvidia.com/gpu"] == 1
-    assert {"name": "engines", "mountPath": "/engines"} in card["volumeMounts"]
+    assert {"name": "cache", "mountPath": "/engines"} in card["volumeMounts"]
     assert card["startupProbe"]["failureThreshold"] * card["startupProbe"]["periodSeconds"] >= 1800, "as in compose"
 
 

@@ -10,13 +10,13 @@ import pytest
 import yaml
 
 from builder.cli import main
-from builder.clusters.deploy.deployment import Deployment
+from builder.clusters.deploy.deployment import Deployment, check_deployment
 from builder.clusters.deploy.image import image_tag
 from builder.clusters.deploy.pod import pod
 from builder.clusters.deploy.targets import find_target
 from builder.common.errors import SpecError
 from builder.options import PodImages, PodOptions, load_pod_options, load_specs
-from tests.clusters.deploy.deployments import IN_IMAGE, STORED
+from tests.clusters.deploy.deployments import IN_IMAGE, ON_GPU, STORED, WITH_GPU
 from tests.clusters.deploy.schemas import refuse_invalid
 from tests.clusters.deploy.test_command import deploy
 from tests.clusters.deploy.test_targets import VERSIONS, Renderer, documents
@@ -45,6 +45,9 @@ FIELDS = {
     "serviceAccountName": "reads-models",
     "runtimeClassName": "gvisor",
 }
+
+
+GPU_TAINT = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
 
 
 def _written(folder: Path, text: str) -> Path:
@@ -140,6 +143,91 @@ def test_base_image_by_digest_changes_the_containerfile_and_its_tag() -> None:
     pinned = replace(IN_IMAGE, pod=PodOptions(images=PodImages(base=base)))
     assert f"\nFROM {base}\n" in find_target("kubernetes").files(pinned)["image/Containerfile"]
     assert image_tag(pinned) != image_tag(IN_IMAGE)
+
+
+ON_L40S = replace(WITH_GPU, pooled=False, models=(replace(ON_GPU, card="l40s"),))
+
+
+def _required_labels(deployment: Deployment, target: str = "kubernetes") -> dict[str, tuple[str, list[str]]] | None:
+    """Return what the pods of a target require of their node: operator and values by label; None if nothing."""
+    (spec,) = _specs(target, documents(deployment, target))
+    if "affinity" not in spec:
+        return None
+    (term,) = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    return {one["key"]: (one["operator"], one["values"]) for one in term["matchExpressions"]}
+
+
+@pytest.mark.parametrize("target", ["kubernetes", "kserve"])
+def test_pods_on_gpus_choose_nodes_with_the_card_they_were_built_for(target: str) -> None:
+    """The labels are those of NVIDIA's GPU Feature Discovery, whose README has an A100 of 40 GB as 39538."""
+    labels = _required_labels(ON_L40S, target)
+    assert labels is not None
+    assert labels["nvidia.com/gpu.compute.major"] == ("In", ["8"])
+    assert labels["nvidia.com/gpu.compute.minor"] == ("In", ["9"])
+    above, (memory,) = labels["nvidia.com/gpu.memory"]
+    assert above == "Gt"
+    assert 23034 < int(memory) < 46068, "not an L4, and what nvidia-smi prints of an L40S"
+    a100 = _required_labels(replace(ON_L40S, models=(replace(ON_GPU, card="a100"),)), target)
+    assert a100 is not None
+    assert 24576 < int(a100["nvidia.com/gpu.memory"][1][0]) < 39538
+    assert _required_labels(replace(WITH_GPU, pooled=False), target) is None, "built for no card"
+    assert _required_labels(replace(ON_L40S, pod=PodOptions(gpu_labels=False)), target) is None
+    for document in documents(ON_L40S, target).values():
+        if document["kind"] != "Kustomization":
+            refuse_invalid(document, VERSIONS[0] if target == "kubernetes" else VERSIONS[-1])
+
+
+def test_deployment_refuses_models_of_cards_that_no_node_has_both_of() -> None:
+    models = (replace(ON_GPU, card="t4"), replace(ON_GPU, name="other", card="l4"))
+    with pytest.raises(SpecError, match=r"l4 and t4.*--model NAME"):
+        check_deployment(replace(ON_L40S, models=models))
+    both = replace(ON_L40S, models=(replace(ON_GPU, card="l4"), replace(ON_GPU, name="other", card="l40s")))
+    assert _required_labels(check_deployment(both)) == _required_labels(ON_L40S), "the larger one runs both"
+
+
+@pytest.mark.parametrize("target", ["kubernetes", "kserve"])
+def test_pods_on_gpus_tolerate_the_taint_of_gpu_nodes_once(target: str) -> None:
+    own = {"key": "dedicated", "operator": "Equal", "value": "inference"}
+    (spec,) = _specs(target, documents(ON_L40S, target))
+    assert spec["tolerations"] == [GPU_TAINT]
+    given = PodOptions(tolerations=[own, GPU_TAINT], runtime_class="nvidia")
+    (spec,) = _specs(target, documents(replace(ON_L40S, pod=given), target))
+    assert (spec["tolerations"], spec["runtimeClassName"]) == ([own, GPU_TAINT], "nvidia")
+    (spec,) = _specs(target, documents(STORED, target))
+    assert "tolerations" not in spec
+
+
+@pytest.mark.parametrize("target", ["kubernetes", "kserve"])
+def test_compiled_engines_are_kept_on_a_claim(target: str) -> None:
+    claimed = replace(ON_L40S, pod=PodOptions(cache_claim="compiled"))
+    written = documents(claimed, target)
+    spec = (
+        written["deployment.yaml"]["spec"]["template"]["spec"]
+        if target == "kubernetes"
+        else (written["serving-runtime.yaml"]["spec"])
+    )
+    (volume,) = [volume for volume in spec["volumes"] if volume["name"] == "cache"]
+    assert volume == {"name": "cache", "persistentVolumeClaim": {"claimName": "compiled"}}
+    triton = next(c for c in (*spec.get("initContainers", ()), *spec["containers"]) if c["name"] != "pull")
+    assert {"name": "cache", "mountPath": "/engines"} in triton["volumeMounts"]
+    for document in written.values():
+        if document["kind"] != "Kustomization":
+            refuse_invalid(document, VERSIONS[-1])
+    on_cpu = replace(STORED, pod=claimed.pod)
+    assert "cache" not in [v["name"] for v in pod(on_cpu)["volumes"]], "nothing is compiled on a CPU"
+
+
+def test_chart_has_card_taint_and_claim_as_values() -> None:
+    chart = find_target("helm").files(replace(ON_L40S, pod=PodOptions(cache_claim="compiled")))
+    values = yaml.safe_load(chart["values.yaml"])
+    assert values["tolerations"] == [GPU_TAINT]
+    assert values["cacheVolume"] == {"claimName": "compiled"}
+    changed = {**values, "affinity": {}, "cacheVolume": {"claimName": "other"}}
+    rendered = Renderer(changed, "cards", "default").render(chart["templates/deployment.yaml"])
+    spec = yaml.safe_load(rendered)["spec"]["template"]["spec"]
+    assert values["affinity"]
+    assert spec["affinity"] == {}
+    assert {"name": "cache", "persistentVolumeClaim": {"claimName": "other"}} in spec["volumes"]
 
 
 def test_ray_refuses_a_pod_section_without_pods(placed: Deployment) -> None:

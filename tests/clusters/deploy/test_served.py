@@ -20,7 +20,7 @@ import pytest
 
 from builder.clusters.deploy.contents import read_deployed_models
 from builder.clusters.deploy.deployment import DeployedModel, Deployment
-from builder.clusters.deploy.pod import REQUEST_TIMEOUT_S, live_probe, ready_probe
+from builder.clusters.deploy.probes import REQUEST_TIMEOUT_S, live_probe, ready_probe
 from builder.clusters.deploy.scaling import wait_queries
 from builder.clusters.deploy.targets.kserve import replicas_query
 from builder.repository.liveness import ask_command

@@ -30,10 +30,12 @@ VALUES = {
     "sharedMemory": ("deployment", f"{POD}.volumes.shm.emptyDir.sizeLimit"),
     "imagePullSecrets": ("deployment", f"{POD}.imagePullSecrets"),
     "nodeSelector": ("deployment", f"{POD}.nodeSelector"),
+    "affinity": ("deployment", f"{POD}.affinity"),
     "tolerations": ("deployment", f"{POD}.tolerations"),
     "priorityClassName": ("deployment", f"{POD}.priorityClassName"),
     "serviceAccountName": ("deployment", f"{POD}.serviceAccountName"),
     "runtimeClassName": ("deployment", f"{POD}.runtimeClassName"),
+    "cacheVolume": ("deployment", f"{POD}.volumes.cache.persistentVolumeClaim"),
     "minReplicas": ("scaled-object", "spec.minReplicaCount"),
     "maxReplicas": ("scaled-object", "spec.maxReplicaCount"),
 }

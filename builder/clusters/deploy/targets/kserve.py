@@ -69,7 +69,7 @@ def _service(deployment: Deployment) -> Document:
         "securityContext": pod.pod_security(),
         "topologySpreadConstraints": pod.spread(deployment),
         "initContainers": pod.pulls(deployment),
-        **placement(deployment.pod),
+        **placement(deployment),
     }
     if deployment.scaling is not None:
         predictor |= _scaling(deployment, deployment.scaling)

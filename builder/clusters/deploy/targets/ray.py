@@ -148,7 +148,7 @@ def _template(deployment: Deployment, name: str, resources: dict[str, int]) -> D
         "initContainers": pod.pulls(deployment),
         "containers": [container],
         "volumes": volumes,
-        **placement(deployment.pod),
+        **placement(deployment),
     }
     return {"metadata": {"labels": pod.labels(deployment)}, "spec": spec}
 
