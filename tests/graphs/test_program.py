@@ -41,12 +41,12 @@ class Returns(torch.nn.Module):
         return (ids + 1, ids.to(torch.int64))
 
 
-class Squares(torch.nn.Module):
-    """Module that squares, for which ONNX has no operator."""
+class Varies(torch.nn.Module):
+    """Module that computes a variance, for which ONNX has no operator."""
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         (ids,) = tensors
-        return (torch.square(ids.to(torch.float32)),)
+        return (torch.var(ids.to(torch.float32), dim=-1),)
 
 
 class Writes(torch.nn.Module):
@@ -68,6 +68,60 @@ class Shares(torch.nn.Module):
         part = total[:1]
         total.add_(ids)
         return (total * ids + part,)
+
+
+class Routes(torch.nn.Module):
+    """Module that chooses and scales columns in place, and adds rows, as layers of experts do."""
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        (ids,) = tensors
+        scores = ids * 0.5 + 1.0
+        chosen = torch.zeros_like(scores)
+        chosen.scatter_(1, scores.argmax(-1, keepdim=True), 1.0)
+        scores.scatter_(1, scores.argmin(-1, keepdim=True), chosen[:, :1])
+        scores /= scores.sum(-1, keepdim=True)
+        turned = torch.stack([scores, chosen], dim=1).transpose(1, 2)
+        turned *= 2.0
+        turned += turned.amax(1, keepdim=True)
+        sums = torch.zeros_like(turned).index_add(-1, torch.zeros(2, dtype=torch.int64), turned)
+        return turned.square(), sums, (scores > 0) & (chosen > 0)
+
+
+class Parts(torch.nn.Module):
+    """Module that adds to a part of a tensor in place, as Gemma 3n does."""
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        (ids,) = tensors
+        total = ids * 2 + 1
+        before = total * 3
+        total[1:] += ids[1:]
+        return total * ids, before
+
+
+class Keeps(torch.nn.Module):
+    """Module that adds to a part of a tensor that another part overlaps."""
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        (ids,) = tensors
+        total = ids * 2 + 1
+        rows = total[:2]
+        total[1:] += ids[1:]
+        return total * 2, rows * 3
+
+
+class Overwrites(torch.nn.Module):
+    """Module that writes into its own weight."""
+
+    total: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(3))
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        (ids,) = tensors
+        self.total *= 0.0
+        return (ids + self.total,)
 
 
 class Widens(torch.nn.Module):
@@ -98,7 +152,18 @@ class Joins(torch.nn.Module):
 
 @pytest.mark.parametrize(
     ("module", "traced"),
-    [(Casts(), 0), (Returns(), 1), (Squares(), 1), (Writes(), 0), (Shares(), 1), (Widens(), 1)],
+    [
+        (Casts(), 0),
+        (Returns(), 1),
+        (Varies(), 1),
+        (Writes(), 0),
+        (Routes(), 0),
+        (Parts(), 0),
+        (Keeps(), 1),
+        (Shares(), 1),
+        (Overwrites(), 1),
+        (Widens(), 1),
+    ],
     ids=lambda value: type(value).__name__,
 )
 def test_program_is_traced_again_only_if_needed(

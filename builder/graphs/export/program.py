@@ -17,20 +17,13 @@ from builder.common.replaced import replaced
 from builder.graphs.export.failure import reason
 from builder.graphs.export.norms import recognisable_norms
 from builder.graphs.export.once import nothing_twice
+from builder.graphs.export.settled import settle
 from builder.graphs.onnx.cleanup import clean
 from builder.graphs.onnx.graph import Graph, has_many, save_graph
 from builder.graphs.onnx.weights import MIN_FILE_BYTES, computed, computing
 
 OPSET = 20  # the newest that every supported release reads
 IR_VERSION = 9
-CASTS = frozenset(
-    {torch.ops.aten.to.device, torch.ops.aten.to.dtype, torch.ops.aten.to.dtype_layout, torch.ops.aten.to.other}
-)
-RENAMED = {  # to the one operator that torch's table decomposes each into
-    torch.ops.aten.item.default: torch.ops.aten._local_scalar_dense.default,
-    torch.ops.aten.min.other: torch.ops.aten.minimum.default,
-    torch.ops.aten.max.other: torch.ops.aten.maximum.default,
-}
 
 Translated = TypeVar("Translated")
 
@@ -155,7 +148,7 @@ def _decomposed_where_needed(translated: Callable[[], Translated]) -> Translated
     """Translate the program without torch.onnx.export's second trace, unless it is needed.
 
     That trace breaks up operators that ONNX does not know, and takes half of the time. Operators of transformers'
-    models that need it are nearly always replaced here without a trace, above all `Tensor.to`.
+    models that need it are nearly always replaced without a trace (builder/graphs/export/settled.py).
 
     Torch's table lacks operators that may return their input as it is: if the export fails on one, it is
     repeated with that trace.
@@ -178,7 +171,7 @@ def _only_needed_decompositions(undecomposed: list[torch.export.ExportedProgram]
     def where_needed(
         program: torch.export.ExportedProgram, table: Mapping[Any, Any] | None = None, **more: Any
     ) -> torch.export.ExportedProgram:
-        _settle(program.graph)
+        settle(program.graph)
         if table is None or not _is_decomposed(program, table):
             return decompose(program, table, **more)
         undecomposed.append(program)
@@ -186,48 +179,6 @@ def _only_needed_decompositions(undecomposed: list[torch.export.ExportedProgram]
 
     with replaced((torch.export.ExportedProgram, "run_decompositions", where_needed)):
         yield
-
-
-def _settle(graph: torch.fx.Graph) -> None:
-    """Rename, in place, the operators of transformers' models that need no trace for it."""
-    for node in list(graph.nodes):
-        if node.target in RENAMED:
-            node.target = RENAMED[node.target]
-        elif node.target == torch.ops.aten.add_.Tensor and _writes_unseen(node):
-            node.target = torch.ops.aten.add.Tensor
-        elif any(user.op == "output" for user in node.users):
-            continue
-        elif node.target in CASTS:
-            _settle_cast(graph, node)
-        elif node.target == torch.ops.aten.detach_.default:
-            node.replace_all_uses_with(node.args[0])
-            graph.erase_node(node)
-
-
-def _settle_cast(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
-    """Turn `Tensor.to` into a cast, or into nothing if its tensor has that type already."""
-    source, dtype = node.args[0], node.meta["val"].dtype
-    assert isinstance(source, torch.fx.Node)
-    if source.meta["val"].dtype != dtype:
-        with graph.inserting_before(node):
-            source = graph.call_function(torch.ops.aten._to_copy.default, (source,), {"dtype": dtype})
-        source.meta = dict(node.meta)
-    node.replace_all_uses_with(source)
-    graph.erase_node(node)
-
-
-def _writes_unseen(node: torch.fx.Node) -> bool:
-    """Return True if only `node` reads the tensor that it writes into, and writes values of that tensor's type.
-
-    No other node reads a tensor that shares its memory either.
-    """
-    written, other = node.args[:2]
-    if not isinstance(written, torch.fx.Node) or not isinstance(other, torch.fx.Node):
-        return False
-    schema = getattr(written.target, "_schema", None)
-    fresh = schema is not None and all(value.alias_info is None for value in schema.returns)
-    alone = fresh and list(written.users) == [node]
-    return alone and isinstance(other.meta["val"], torch.Tensor) and other.meta["val"].dtype == node.meta["val"].dtype
 
 
 def _is_decomposed(program: torch.export.ExportedProgram, table: Mapping[Any, Any]) -> bool:

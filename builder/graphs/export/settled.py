@@ -1,0 +1,125 @@
+"""Operators of a captured program that ONNX does not know, replaced by others without a trace of the whole program.
+
+torch.onnx.export replaces them in a second trace, which takes half of the time of an export. Knows the nodes of a
+program and the memory of their tensors.
+"""
+
+from __future__ import annotations
+
+from typing import TypeGuard
+
+import torch
+from torch.utils import _pytree
+
+ATEN = torch.ops.aten
+CASTS = frozenset({ATEN.to.device, ATEN.to.dtype, ATEN.to.dtype_layout, ATEN.to.other})
+RENAMED = {  # to the one operator that torch's table decomposes each into
+    ATEN.__and__.Tensor: ATEN.bitwise_and.Tensor,
+    ATEN.item.default: ATEN._local_scalar_dense.default,
+    ATEN.min.other: ATEN.minimum.default,
+    ATEN.max.other: ATEN.maximum.default,
+}
+WRITES = {  # to the operator that returns a new tensor instead
+    ATEN.add_.Tensor: ATEN.add.Tensor,
+    ATEN.div_.Tensor: ATEN.div.Tensor,
+    ATEN.mul_.Tensor: ATEN.mul.Tensor,
+    ATEN.scatter_.src: ATEN.scatter.src,
+    ATEN.scatter_.value: ATEN.scatter.value,
+}
+
+
+def settle(graph: torch.fx.Graph) -> None:
+    """Replace, in place, the operators of transformers' models that need no trace for it."""
+    for node in list(graph.nodes):
+        if node.target in RENAMED:
+            node.target = RENAMED[node.target]
+        elif node.target in WRITES and _keeps_type(node) and _writes_unseen(node):
+            node.target = WRITES[node.target]
+        elif node.target == ATEN.copy_.default:
+            _settle_part(graph, node)
+        elif node.target == ATEN.square.default:
+            node.target, node.args = ATEN.mul.Tensor, (node.args[0], node.args[0])
+        elif node.target == ATEN.index_add.default and not node.kwargs:
+            _settle_index_add(node)
+        elif any(user.op == "output" for user in node.users):
+            continue
+        elif node.target in CASTS:
+            _settle_cast(graph, node)
+        elif node.target == ATEN.detach_.default:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+
+
+def _settle_cast(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+    """Turn `Tensor.to` into a cast, or into nothing if its tensor has that type already."""
+    source, dtype = node.args[0], node.meta["val"].dtype
+    assert isinstance(source, torch.fx.Node)
+    if source.meta["val"].dtype != dtype:
+        with graph.inserting_before(node):
+            source = graph.call_function(ATEN._to_copy.default, (source,), {"dtype": dtype})
+        source.meta = dict(node.meta)
+    node.replace_all_uses_with(source)
+    graph.erase_node(node)
+
+
+def _settle_index_add(node: torch.fx.Node) -> None:
+    """Turn an addition to some rows into one to the elements of those rows."""
+    added, axis, index, source = node.args
+    assert isinstance(axis, int)
+    before = axis % node.meta["val"].dim()
+    node.target = ATEN.index_put.default
+    node.args = (added, [*[None] * before, index], source, True)
+
+
+def _settle_part(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+    """Turn `whole[first:last] += values`, which Python completes by a copy of the part to itself, into a new whole."""
+    part, changed = node.args[:2]
+    if not isinstance(changed, torch.fx.Node) or changed.target not in WRITES:
+        return
+    written = changed.args[0]
+    if not (_is_slice(part) and _is_slice(written) and part.args == written.args):
+        return
+    whole, *place = part.args
+    assert isinstance(whole, torch.fx.Node)
+    after = [user for user in whole.users if node < user]
+    own = {whole: {written, part, *after}, written: {changed}, changed: {node}, part: {node}}
+    if any(user > written and user not in own.get(one, ()) for one in _sharing(node) for user in one.users):
+        return
+    if whole.op != "call_function" or not _keeps_type(changed) or node.users:
+        return
+    changed.target = WRITES[changed.target]
+    node.target, node.args = ATEN.slice_scatter.default, (whole, changed, *place)
+    node.meta["val"] = whole.meta["val"]
+    for user in after:
+        user.replace_input_with(whole, node)
+    graph.erase_node(part)
+
+
+def _is_slice(node: object) -> TypeGuard[torch.fx.Node]:
+    return isinstance(node, torch.fx.Node) and node.target == ATEN.slice.Tensor
+
+
+def _keeps_type(node: torch.fx.Node) -> bool:
+    """Return True if `node` writes values of the type of the memory, which another operator would promote."""
+    other = node.args[1]
+    values = other.meta["val"] if isinstance(other, torch.fx.Node) else None
+    return values is None or (isinstance(values, torch.Tensor) and values.dtype == node.meta["val"].dtype)
+
+
+def _writes_unseen(node: torch.fx.Node) -> bool:
+    """Return True if the nodes after `node` see the memory that it writes into only through its result."""
+    return all(one.op == "call_function" and all(user <= node for user in one.users) for one in _sharing(node))
+
+
+def _sharing(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """Return the nodes before `node` whose tensors share the memory that it writes into."""
+    written = node.args[0]
+    assert isinstance(written, torch.fx.Node)
+    memory = _memory(written)
+    return [one for one in node.graph.nodes if one < node and memory & _memory(one)]
+
+
+def _memory(node: torch.fx.Node) -> set[int]:
+    """Return the storages of the tensors of `node`: views share one."""
+    tensors = _pytree.tree_leaves(node.meta.get("val"))
+    return {one.untyped_storage()._cdata for one in tensors if isinstance(one, torch.Tensor)}
