@@ -31,15 +31,15 @@ def cut(
     padded = _round_up(np.arange(max_rows + 1), [rows for rows, _ in buckets])
     cost = np.zeros(n + 1)
     start_of = np.zeros(n + 1, dtype=np.int64)
-    for end in range(1, n + 1):
-        longest = max(int(ordered[end - 1]), 1)
+    for end, length in enumerate(ordered.tolist(), 1):
+        longest = max(length, 1)
         limit = max(1, min(max_rows, token_budget // longest, end))
-        starts = np.arange(end - limit, end)
-        rows = padded[end - starts]
-        costs = cost[starts] + rows * longest + call_cost
-        costs[(rows > 1) & (rows * longest > token_budget)] = np.inf
-        best = int(np.argmin(costs))
-        cost[end], start_of[end] = costs[best], starts[best]
+        tokens = padded[limit:0:-1] * longest  # of calls of `limit` rows, one less, ..., one
+        costs = cost[end - limit : end] + tokens
+        if buckets and limit > 1:
+            costs[:-1][tokens[:-1] > token_budget] = np.inf
+        best = int(costs.argmin())
+        cost[end], start_of[end] = costs[best] + call_cost, end - limit + best
     calls = []
     end = n
     while end:
