@@ -86,9 +86,10 @@ class Eagle3:
         trained = {name: value.requires_grad_() for name, value in self.weights.items() if value.is_floating_point()}
         optimizer = torch.optim.Adam(trained.values(), lr=1e-2)
         drafts = {int(token): row for row, token in enumerate(self.ids)}
+        states = [self.states(tokens[:-1]) for tokens in texts]
         for step in range(steps):
             tokens = texts[step % len(texts)]
-            read = self.read(tokens[:-1])
+            read = states[step % len(texts)] @ self.weights["fc.weight"].T
             labels = torch.tensor([drafts.get(token, -100) for token in tokens[2:]])
             loss = torch.zeros(())
             for _ in range(2):
@@ -112,9 +113,13 @@ class Eagle3:
 
     def read(self, tokens: Sequence[int]) -> torch.Tensor:
         """Return what the draft reads of the target's hidden states, (tokens, size)."""
-        with torch.no_grad():
-            states = self.target(input_ids=torch.tensor([tokens]), output_hidden_states=True).hidden_states
-        return torch.cat([states[layer][0] for layer in self.layers], dim=-1) @ self.weights["fc.weight"].T
+        return self.states(tokens) @ self.weights["fc.weight"].T
+
+    @torch.no_grad()
+    def states(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Return the target's hidden states of the draft's layers, side by side, (tokens, layers * size)."""
+        states = self.target(input_ids=torch.tensor([tokens]), output_hidden_states=True).hidden_states
+        return torch.cat([states[layer][0] for layer in self.layers], dim=-1)
 
     def embedded(self, tokens: Sequence[int]) -> torch.Tensor:
         """Return the embeddings of `tokens`, (tokens, size)."""

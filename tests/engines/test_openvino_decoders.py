@@ -63,12 +63,13 @@ def executor_of(exported: DecoderExport, graph: Graph, slots: int, cache: CacheT
 
 def check_text_against_transformers(model_type: str, folder: Path, **options: object) -> None:
     exported, graph = paged(model_type, folder, **options)
-    actual = generate(executor_of(exported, graph, 4), prompts(), NEW_TOKENS)
+    executor = executor_of(exported, graph, 4)
+    actual = generate(executor, prompts(), NEW_TOKENS)
     model = make_decoder(model_type, **options)
     assert actual == [best_tokens(model, prompt, text) for prompt, text in zip(prompts(), actual, strict=True)]
     assert graph.operators["PagedAttention"] == model.config.num_hidden_layers
     assert "GroupQueryAttention" not in graph.operators
-    refuse_wrong_long_row(ask_long_row(model, 128), executor_of(exported, graph, 1))
+    refuse_wrong_long_row(ask_long_row(model, 128), executor)
 
 
 @pytest.mark.parametrize("model_type", CHECKED)

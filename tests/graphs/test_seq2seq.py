@@ -43,6 +43,7 @@ SEARCHES: tuple[dict[str, Any], ...] = (
     {"no_repeat_ngram_size": 3, "min_tokens": 4},
 )
 FORCED: dict[str, Any] = {"num_beams": 4, "length_penalty": -0.5}  # with a forced first and last token
+SEARCHED = ("bart", "t5")  # with every search of every text; of the others, each text has half of the searches
 
 
 def sources() -> list[tuple[int, ...]]:
@@ -75,14 +76,16 @@ def expected(model: PreTrainedModel, source: tuple[int, ...], options: dict[str,
 @pytest.mark.parametrize("model_type", SEQ2SEQS)
 def test_seq2seq_answers_equal_those_of_transformers(model_type: str, tmp_path: Path) -> None:
     """Greedy rows and searches of 2, 3 and 4 beams, over texts of unequal length, together in 8 slots."""
-    model = make_seq2seq(model_type)
+    model, whole = make_seq2seq(model_type), model_type in SEARCHED
     graphs = graphs_of(model, tmp_path)
     executor = graphs.executor(slots=8, max_length=40, max_source=40, threads=1)
     together: list[tuple[tuple[int, ...], dict[str, Any], int, dict[str, Any]]] = []
     for number, source in enumerate(sources()):
         for index, options in enumerate(SEARCHES):
-            together.append((source, options, 12 + (number + index) % 4 * 8, {}))
-        together.append((source, FORCED, 14, {"first": 7, "last": (END,)}))
+            if whole or (number + index) % 2 == 0:
+                together.append((source, options, 12 + (number + index) % 4 * 8, {}))
+        if whole or number < 2:
+            together.append((source, FORCED, 14, {"first": 7, "last": (END,)}))
     answers = answer(executor, [asked(source, options, count, **more) for source, options, count, more in together])
     for (source, options, count, more), hypotheses in zip(together, answers, strict=True):
         forced = {"forced_bos_token_id": 7, "forced_eos_token_id": END} if more else {}
