@@ -32,6 +32,7 @@ BUILD_AND_SERVE = """
 import json, sys
 from pathlib import Path
 from builder import Client, build, make_spec, running
+from builder.building.variants import timing, traffic
 from builder.common.machine import cpu
 from builder.engines.openvino import arithmetic_on
 
@@ -43,6 +44,7 @@ def lost():
     newer = dict(line.split() for line in Path("/proc/net/snmp6").read_text().splitlines())
     return {"Ip": counts["Ip:OutNoRoutes"], "Udp": counts["Udp:NoPorts"], "Ip6": int(newer["Ip6OutNoRoutes"])}
 
+timing.MEASURED_S = traffic.MAX_MEASURED_S = 0.0  # times do not matter here
 work = Path(sys.argv[1])
 before = lost()
 for name in ("encoder", "decoder"):
