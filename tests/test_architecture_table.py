@@ -42,7 +42,7 @@ def test_table_outcomes_are_known_and_have_a_reason() -> None:
         ("CAUSAL_LM", "gemma4_assistant", "refused", "keys and values of the model that it drafts for"),
         ("CAUSAL_LM", "mllama", "verified", "it also reads image"),
         ("CAUSAL_LM", "musicgen", "refused", "musicgen_decoder, is not served without the others"),
-        ("CAUSAL_LM", "prophetnet", "refused", "prophetnet cannot be served for generation: it predicts from"),
+        ("CAUSAL_LM", "prophetnet", "refused", "prophetnet cannot be served for generation: in a prompt its"),
         pytest.param("TOKEN_CLASSIFICATION", "megatron-bert", "verified", "", marks=pytest.mark.slow),
     ],
 )

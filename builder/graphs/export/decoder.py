@@ -32,7 +32,7 @@ from transformers.cache_utils import EncoderDecoderCache
 
 from builder.checkpoints.drafts.layers import TargetStates
 from builder.common.errors import ExportError
-from builder.graphs.export.architectures import fused_attention, own_layers, refuse_unseen_tokens
+from builder.graphs.export.architectures import fused_attention, own_layers, refuse_uncomputable, refuse_unseen_tokens
 from builder.graphs.export.cached_attention import CACHED
 from builder.graphs.export.caches import ExportCache, ExportStates, cache_argument, exporting
 from builder.graphs.export.chosen_experts import chosen_experts
@@ -45,7 +45,6 @@ from builder.graphs.export.positions import PROBE, are_close, first_position, lo
 from builder.graphs.export.program import export_graph
 from builder.graphs.export.rotary import equal_positions, fused_rotary, settled_frequencies
 from builder.graphs.export.states import fused_states, state_shapes
-from builder.graphs.export.unserved import refuse_unserved
 from builder.graphs.onnx.experts import order_experts
 from builder.graphs.onnx.graph import MODEL_FILE, Graph
 from builder.graphs.onnx.operators import CACHED_ATTENTION, STATEFUL
@@ -194,7 +193,7 @@ def cache_shapes(model: PreTrainedModel, **inputs: torch.Tensor) -> tuple[LayerS
     Raises ExportError, which names the model.
     """
     with refused_by_name(model):
-        refuse_unserved(model)
+        refuse_uncomputable(model)
     own = own_layers(model)
     if own is not None:
         return own

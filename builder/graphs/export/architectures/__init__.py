@@ -1,10 +1,12 @@
 """Oddities of architectures that do not follow transformers' attention interface, one file each.
 
 The folder is the registry: `<model_type>.py` has `REPLACED`, a class of transformers, the name of its method, and a
-method with which every attention emits the fused operator; or several such triples. It may have `prepared`, a context
-manager in which a model has the modules that those methods use. Where transformers' cache does not show what a layer
-keeps of a text, `layers` returns it, by the configuration. Where tokens of a long text do not see all of those before
-them, `seen_tokens` returns up to how many they do. An architecture without a file here needs none, or exports unfused.
+method with which every attention emits the fused operator; or several such triples. Or it has `REFUSED`, a property of
+the architecture by which the fused attention over a cache cannot compute its decoder. Beside `REPLACED` it may have
+  prepared     a context manager in which a model has the modules that those methods use
+  layers       what each layer keeps of a text, where transformers' cache does not show it
+  seen_tokens  up to how many tokens of a text each sees all before it
+The last two take the configuration. An architecture without a file here needs none, or exports unfused.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import pkgutil
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from types import ModuleType
+from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -26,7 +29,7 @@ from builder.runtime.contract import LayerShape
 def fused_attention(model: PreTrainedModel) -> Iterator[None]:
     """Run with the architecture's own way to fuse attention, if it has one."""
     module = _file_of(model)
-    if module is None:
+    if module is None or not hasattr(module, "REPLACED"):
         yield
         return
     found, prepared = module.REPLACED, getattr(module, "prepared", nullcontext)
@@ -41,19 +44,31 @@ def follows_interface(model: PreTrainedModel) -> bool:
 
 def own_layers(model: PreTrainedModel) -> tuple[LayerShape, ...] | None:
     """Return what each layer keeps of a text, by the architecture's own file; None if transformers' cache shows it."""
-    found = getattr(_file_of(model), "layers", None)
-    return None if found is None else tuple(found(model.config))
+    found = _by_configuration(model, "layers")
+    return None if found is None else tuple(found)
+
+
+def refuse_uncomputable(model: PreTrainedModel) -> None:
+    """Raise ExportError if `model` is a decoder that the fused attention over a cache cannot compute."""
+    why = getattr(_file_of(model), "REFUSED", None)
+    if why is not None:
+        raise ExportError(why)
 
 
 def refuse_unseen_tokens(model: PreTrainedModel, max_length: int) -> None:
     """Raise ExportError if tokens of a text of `max_length` tokens do not see all of those before them."""
-    found = getattr(_file_of(model), "seen_tokens", None)
-    seen = None if found is None else found(model.config)
+    seen = _by_configuration(model, "seen_tokens")
     if seen is not None and seen < max_length:
         raise ExportError(
             f"in texts of more than {seen} tokens it chooses the keys that each token sees, by their values; the fused "
             f"attention over a cache sees all: build it for shorter texts, with --max-length {seen} or less"
         )
+
+
+def _by_configuration(model: PreTrainedModel, name: str) -> Any:
+    """Return what the function `name` of the architecture's file says of the configuration; None if it has none."""
+    found = getattr(_file_of(model), name, None)
+    return None if found is None else found(model.config)
 
 
 def _file_of(model: PreTrainedModel) -> ModuleType | None:
