@@ -49,9 +49,14 @@ class MachinePlan:
     gpus: int = 0
 
     def compose(self, service: str) -> str:
-        """Return a file for `docker compose -f docker-compose.yml -f FILE` with these numbers for one service."""
-        settings: dict[str, object] = {"shm_size": self.shm, "mem_limit": self.memory, "cpus": self.cores}
-        head = "# Written by build-repo plan; give it after docker-compose.yml. Sizes are bytes.\n"
+        """Return a file for `docker compose -f docker-compose.yml -f FILE` with these numbers for one service.
+
+        Files in /dev/shm count as memory of the container. Sizes are texts, as in docker-compose.yml: podman-compose
+        does not merge a number with a text.
+        """
+        sizes = {"shm_size": f"{self.shm}b", "mem_limit": f"{self.memory + self.shm}b"}
+        settings: dict[str, object] = {**sizes, "cpus": self.cores}
+        head = "# Written by build-repo plan; give it after docker-compose.yml.\n"
         if self.gpus:  # in place of all cards (https://docs.docker.com/reference/compose-file/merge/)
             device = {"driver": "nvidia", "count": self.gpus, "capabilities": ["gpu"]}
             settings["deploy"] = {"resources": {"reservations": {"devices": _ReplacedList([device])}}}

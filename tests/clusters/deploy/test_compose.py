@@ -105,8 +105,9 @@ models:
     compose = yaml.safe_load(planned.compose("triton"))["services"]["triton"]
     replica = pod(replace(STORED, models=models, size=size))
     (triton,) = [container for container in replica["initContainers"] if container["name"] == "triton"]
-    assert triton["resources"]["requests"] == {"cpu": compose["cpus"], "memory": compose["mem_limit"]}
-    assert replica["volumes"][0] == {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": compose["shm_size"]}}
+    sizes = {name: int(compose[name].removesuffix("b")) for name in ("mem_limit", "shm_size")}
+    assert triton["resources"]["limits"] == {"cpu": compose["cpus"], "memory": sizes["mem_limit"]}
+    assert replica["volumes"][0] == {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": sizes["shm_size"]}}
     assert f"--cache-config=local,size={8 << 20}" in triton["args"]
     with pytest.raises(
         SpecError, match="has no load for other, which is to be deployed; it has one for minilm, writes"

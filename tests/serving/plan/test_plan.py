@@ -227,7 +227,7 @@ def test_plan_adds_up_the_models_of_one_machine(monkeypatch: pytest.MonkeyPatch)
     assert any("keep" in text and "cores busy" in text for text in sums.lacking)
     assert sums.memory > 2 * PROCESS + ENCODER.weights + DECODER.weights
     compose = yaml.safe_load(sums.compose("triton"))["services"]["triton"]
-    assert compose == {"shm_size": sums.shm, "mem_limit": sums.memory, "cpus": 4}
+    assert compose == {"shm_size": f"{sums.shm}b", "mem_limit": f"{sums.memory + sums.shm}b", "cpus": 4}
     assert sums.shm % (64 << 20) == 0
     small = {"machine": {"cores": 4, "memory_gb": 0.5, "shm_mb": 64}}
     lacking = _machine(monkeypatch, _spec({}, name="encoder", **small), _spec({}, name="writes", **small)).lacking
