@@ -14,7 +14,7 @@ from builder.serving.plan.needs import ModelNeeds, published, served_version
 
 
 def plan_built(repository: Path, name: str) -> ModelPlan:
-    """Return memory, shared memory and, as `cores`, the threads of a built model (None: all cores).
+    """Return memory, shared memory and, as `cores`, the threads of a built model on a CPU (None: unknown).
 
     Raises RepositoryError if the model, or its build report, cannot be read.
     """
@@ -61,7 +61,8 @@ def _generating(repository: Path, name: str, needs: ModelNeeds, serving: Generat
     )
     session = serving.session
     on_card = {session.device_id: needs.weights + cache} if session.device == "cuda" else {}
-    lines, cores = (*memory, _threads(1, session.threads)), float(session.threads) or None
+    # Threads beside a GPU are those of a few small operators, not the cores that the loop and the server need.
+    lines, cores = (*memory, _threads(1, session.threads)), None if on_card else float(session.threads) or None
     return ModelPlan(name, lines, {}, size, shared, cores, gpu_memory=on_card)
 
 

@@ -50,6 +50,16 @@ def test_deployed_models_are_read_alike_from_folder_and_store(folder: Path, stor
     assert writes.plan.shm >= (2 + 8) * MIB, "slots and queue, each with a request of 1 MiB"
 
 
+def test_decoder_on_a_gpu_needs_the_cores_of_a_replica(folder: Path) -> None:
+    """Its session takes one thread, which says nothing of the cores that its loop and Triton need."""
+    file = folder / "writes" / "1" / "serving.json"
+    serving = json.loads(file.read_text())
+    serving["session"] |= {"device": "cuda", "threads": 1}
+    file.write_text(json.dumps(serving))
+    (writes,) = read_deployed_models(str(folder), ["writes"])
+    assert (writes.plan.cores, list(writes.plan.gpu_memory)) == (None, [0])
+
+
 def test_deploy_includes_a_shared_front_with_its_memory_and_models(small_repository: Path, tmp_path: Path) -> None:
     """Regression: the image, the probes and the memory silently left out a shared front."""
     repository = tmp_path / "model_repository"
