@@ -48,7 +48,7 @@ DEFAULT_URL = "127.0.0.1:8001"
 
 
 def one_server(text: str) -> str:
-    """Parse an option that is the address of one server; only the gateway takes several."""
+    """Parse an option that is the address of one server, for a verb that does not take several."""
     if "," in text:
         raise ArgumentTypeError(f"{text!r} names several servers; give one HOST:PORT, and run this for each")
     return text

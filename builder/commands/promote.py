@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
-from builder.commands import REPOSITORY, URL, positive, screen, screen_table
+from builder.commands import DEFAULT_URL, REPOSITORY, positive, screen, screen_table
 from builder.commands.gateway import ADMIN_KEY_VARIABLE, admin_key
 from builder.common.errors import ServeError
 from builder.serving.gateway.settings import DEFAULT_PORT
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from builder.repository.report.record import BuildReport
     from builder.repository.versions import PublishedVersion
     from builder.serving.promotion.promote import Agreement
-    from builder.serving.server.control import Control
+    from builder.serving.promotion.servers import Servers
 
 SLOWER, TOLERANCE = 1.5, 0.5  # measured: docs/benchmarks/quality.md
 WATCH_S = 60.0
@@ -36,7 +36,14 @@ def parser() -> argparse.ArgumentParser:
     add = arguments.add_argument
     add("name", help="name of the model")
     add("version", nargs="?", type=int, metavar="VERSION", help="default: the newest")
-    add("--url", **URL)
+    add(
+        "--url",
+        action="append",
+        metavar="HOST:PORT",
+        help=f"gRPC address of the server (default {DEFAULT_URL}). Several, separated by commas or given one by one, "
+        "change together or not at all, after a trial on the first; dns:///NAME:PORT stands for all addresses of a "
+        "name",
+    )
     add("--repository", **REPOSITORY)
     add(
         "--samples",
@@ -103,25 +110,25 @@ def _share(text: str) -> float:
 def run(options: argparse.Namespace) -> int:
     from builder.repository.transaction import recover
     from builder.repository.versions import newest_first, rollback
-    from builder.serving.server.control import Control
+    from builder.serving.promotion.servers import Servers
 
     name, repository = options.name, options.repository
     recover(repository)
     versions = {version.number: version for version in newest_first(repository, name)}
     number = max(versions) if options.version is None else options.version
-    with Control(options.url, repository) as control:
-        running = max(control.versions(name, ("READY",)), default=None)
+    with Servers(options.url or [DEFAULT_URL], repository) as servers:
+        running = servers.running(name)
         if running is None:
-            raise ServeError(f"the server at {options.url} serves no {name}; build-repo serve loads all that is there")
+            raise ServeError(f"the server at {servers} serves no {name}; build-repo serve loads all that is there")
         if number not in versions or number == running:
             there = ", ".join(map(str, versions))
             raise ServeError(
-                f"version {running} of {name} answers at {options.url}, and {repository} has {there}: name another of "
+                f"version {running} of {name} answers at {servers}, and {repository} has {there}: name another of "
                 f"those, build-repo promote {name} VERSION"
             )
         try:
             _refuse_another_task(versions, running, number)
-            refusals = _refusals(options, control, (running, number), versions[number].report)
+            refusals = _refusals(options, servers, (running, number), versions[number].report)
         except BaseException:
             _restore_running_version(repository, name, number, running)
             raise
@@ -131,17 +138,20 @@ def run(options: argparse.Namespace) -> int:
             _restore_running_version(repository, name, number, running)
             screen.print(f"version {running} goes on answering")
             return 1
-        with control.agreeing(name, running):
+        with servers.agreeing(name, running):
             rollback(repository, name, number)
-            control.switch(name)
-    screen.print(f"[green]✓[/] version {number} of {name} answers at {options.url}")
+            servers.switch(name)
+    screen.print(f"[green]✓[/] version {number} of {name} answers at {servers}")
     return 0
 
 
 def _refusals(
-    options: argparse.Namespace, control: Control, numbers: tuple[int, int], report: BuildReport
+    options: argparse.Namespace, servers: Servers, numbers: tuple[int, int], report: BuildReport
 ) -> list[str]:
-    """Try the second of `numbers` beside the first, on samples and, if requested, on real requests."""
+    """Try the second of `numbers` beside the first, on samples and, if requested, on real requests.
+
+    Samples are sent to the first server. A canary has to be loaded on all.
+    """
     from builder.serving.client.samples import samples_for
     from builder.serving.promotion.promote import PromotionLimits, beside, compare
 
@@ -152,10 +162,15 @@ def _refusals(
     )
     screen.print(f"{name}: version {number} is tried beside version {running}")
     refusals: list[str] = []
+    controls = servers.controls[:1] if options.canary is None else servers.controls
     try:
-        with beside(control, name, number, running) as candidate:
+        with beside(controls, name, number, running) as candidate:
             trial = compare(
-                options.url, (name, candidate), numbers, lambda client: samples_for(client, options.samples), agreement
+                controls[0].url,
+                (name, candidate),
+                numbers,
+                lambda client: samples_for(client, options.samples),
+                agreement,
             )
             screen_table(trial.table(name, limits))
             refusals = trial.refusals(limits)

@@ -19,9 +19,11 @@ def parser() -> argparse.ArgumentParser:
     add("--repository", **REPOSITORY)
     add(
         "--url",
+        action="append",
         metavar="HOST:PORT",
         help="gRPC address of a running server that is to serve it at once; it has to run with "
-        "--model-control-mode=explicit, as build-repo serve does, on this repository",
+        "--model-control-mode=explicit, as build-repo serve does, on this repository. Several, separated by commas or "
+        "given one by one, change together or not at all; dns:///NAME:PORT stands for all addresses of a name",
     )
     return arguments
 
@@ -29,14 +31,17 @@ def parser() -> argparse.ArgumentParser:
 def run(options: argparse.Namespace) -> int:
     from builder.repository.transaction import recover
     from builder.repository.versions import rollback, served_number
-    from builder.serving.server.control import Control
+    from builder.serving.promotion.servers import Servers
 
     recover(options.repository)
     before = served_number(options.repository / options.name)
-    number = rollback(options.repository, options.name, options.version)
-    if options.url is not None:
-        with Control(options.url, options.repository) as control, control.agreeing(options.name, before):
-            control.switch(options.name)
-    where = options.repository if options.url is None else f"{options.repository} and at {options.url}"
+    where = str(options.repository)
+    if not options.url:
+        number = rollback(options.repository, options.name, options.version)
+    else:
+        with Servers(options.url, options.repository) as servers, servers.agreeing(options.name, before):
+            number = rollback(options.repository, options.name, options.version)
+            servers.switch(options.name)
+            where = f"{where} and at {servers}"
     screen.print(f"{options.name}: version {number} is served from {where}")
     return 0

@@ -13,7 +13,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -155,31 +155,39 @@ def _first(errors: Sequence[str], shared: Sequence[str]) -> str:
 
 
 @contextmanager
-def beside(control: Control, name: str, number: int, running: int) -> Iterator[str]:
-    """Load version `number` of `name` under another name, which is yielded; remove it afterwards.
+def beside(controls: Sequence[Control], name: str, number: int, running: int) -> Iterator[str]:
+    """Load version `number` of `name` on servers of one repository under another name, which is yielded.
 
-    Raises ServeError if the server does not load it.
+    Removes it afterwards. Raises ServeError if a server does not load it.
     """
     candidate = f"{name}-candidate"
-    repository = control.repository
+    repository = controls[0].repository
 
     def make(entry: Path) -> None:
         shutil.copytree(repository / name / str(number), entry / str(number), copy_function=os.link)
         (entry / CONFIG).write_bytes(as_candidate((entry / str(number) / CONFIG).read_bytes(), candidate, name))
 
-    with locked(repository, name), visiting(repository, candidate, make):
+    with locked(repository, name), visiting(repository, candidate, make), ExitStack() as stack:
         _, *engines = entry_names(repository, name, number)
-        others = {engine: control.add(engine, number, [running]) for engine in engines}
+        for control in controls:
+            stack.enter_context(_loaded(control, candidate, engines, number, running))
+        yield candidate
+
+
+@contextmanager
+def _loaded(control: Control, candidate: str, engines: Sequence[str], number: int, running: int) -> Iterator[None]:
+    """Have a server load a candidate and version `number` of its engines; unload them afterwards."""
+    others = {engine: control.add(engine, number, [running]) for engine in engines}
+    try:
+        control.load(candidate)
         try:
-            control.load(candidate)
-            try:
-                yield candidate
-            finally:
-                control.unload(candidate, CANDIDATE_DRAIN_S)
+            yield
         finally:
-            if not control.versions(candidate):  # otherwise it still calls its engines
-                for engine, before in others.items():
-                    control.only(engine, before or {number})
+            control.unload(candidate, CANDIDATE_DRAIN_S)
+    finally:
+        if not control.versions(candidate):  # otherwise it still calls its engines
+            for engine, before in others.items():
+                control.only(engine, before or {number})
 
 
 def compare(
