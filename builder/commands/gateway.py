@@ -124,14 +124,14 @@ def add_on_demand(arguments: argparse.ArgumentParser) -> None:
         type=positive,
         metavar="N",
         help="with --load-on-demand: memory that Triton and its models may take, in 10^9 bytes (default: 0.8 of this "
-        "machine's)",
+        "machine's); of several Tritons, that of each, without a default",
     )
     add(
         "--pin",
         action="append",
         default=[],
         metavar="NAME",
-        help="with --load-on-demand: a model that is loaded at once and stays; may be repeated",
+        help="with --load-on-demand: a model that is loaded at once and stays, on every Triton; may be repeated",
     )
 
 
@@ -175,10 +175,10 @@ def _triton(options: argparse.Namespace) -> str:
     if not is_fleet(url):
         return url
     parse_targets(url)
-    if options.load_on_demand:
+    if options.load_on_demand and options.memory_gb is None:
         raise SpecError(
-            f"--load-on-demand counts the memory of one Triton, and --url names several ({url}); name one, or start "
-            "each Triton with its models and leave --load-on-demand out"
+            f"--load-on-demand needs the memory that each Triton may take, since --url names several ({url}); give it "
+            "with --memory-gb N"
         )
     if options.triton_metrics is not None:
         raise SpecError(f"--triton-metrics is the address of one Triton's, and --url names several ({url}); name one")

@@ -22,7 +22,9 @@ from builder.serving.gateway.fleet.backend import FleetBackend
 from builder.serving.gateway.fleet.fleet_server import FleetServer
 from builder.serving.gateway.fleet.members import FleetMembers
 from builder.serving.gateway.fleet.metrics import FleetMetrics
+from builder.serving.gateway.fleet.on_demand import OnDemandFleetBackend
 from scripts.simulation import clock
+from scripts.simulation.on_demand import loading_figures, on_demand_backend
 from scripts.simulation.servers import SLOTS, SimulatedTriton, Stopwatch
 from scripts.simulation.traffic import Call, Traffic
 
@@ -35,7 +37,8 @@ Failing = Mapping[str, Sequence[SimulatedTriton]]  # by kind of failure
 class Scenario:
     """A fleet and its traffic. `load`: share of all slots that requests keep busy, without a cache.
 
-    `failures`: servers that crash, as many that are cut off, and as many that become slow, in the middle third of
+    `memory`: models that each server has memory for, loaded on demand; 0: they are placed before the start. `failures`:
+    servers that crash, as many that are cut off, and as many that become slow, in the middle third of
     `seconds`.
     """
 
@@ -43,6 +46,7 @@ class Scenario:
     models: int = 50_000
     gateways: int = 4
     seconds: float = 60.0
+    memory: int = 0
     load: float = 0.6
     zipf: float = 1.0
     failures: int = 10
@@ -71,16 +75,18 @@ async def _simulate(scenario: Scenario) -> dict[str, Any]:
     random, stopwatch, loop = Random(scenario.seed), Stopwatch(), asyncio.get_running_loop()
     traffic = Traffic(scenario.models, scenario.zipf, random)
     tritons = [
-        SimulatedTriton(f"10.0.{number >> 8}.{number & 255}:8001", models, stopwatch)
-        for number, models in enumerate(traffic.place(scenario.servers))
+        SimulatedTriton(f"10.0.{number >> 8}.{number & 255}:8001", models, stopwatch, bool(scenario.memory))
+        for number, models in enumerate([[]] * scenario.servers if scenario.memory else traffic.place(scenario.servers))
     ]
     chosen = random.sample(tritons, len(FAILURES) * scenario.failures)
     failing = {kind: chosen[number :: len(FAILURES)] for number, kind in enumerate(FAILURES)}
-    members = [_members(tritons) for _ in range(scenario.gateways)]
-    backends = [FleetBackend(each, Random(number)) for number, each in enumerate(members)]
+    backends = [_backend(tritons, scenario.memory, Random(number)) for number in range(scenario.gateways)]
+    members = [backend.members for backend in backends]
     await asyncio.gather(*(each.check() for each in members))
     outcome = Outcome()
     background = [asyncio.ensure_future(each.watch()) for each in members]
+    on_demand = [backend for backend in backends if isinstance(backend, OnDemandFleetBackend)]
+    background += [asyncio.ensure_future(backend.watch()) for backend in on_demand]
     loop.call_at(scenario.seconds / 3, _fail, failing)
     loop.call_at(scenario.seconds * 2 / 3, _restore, failing)
     interval_s = traffic.mean_slot_seconds() / (scenario.load * scenario.servers * SLOTS)
@@ -90,7 +96,13 @@ async def _simulate(scenario: Scenario) -> dict[str, Any]:
             clients.create_task(_ask(random.choice(backends), traffic.next_call(), stopwatch, outcome))
     for task in background:
         task.cancel()
-    return _figures(scenario, tritons, failing, outcome, members) | _measured(stopwatch)
+    figures = _figures(scenario, tritons, failing, outcome, members) | _measured(stopwatch)
+    return figures | ({"loading": loading_figures(on_demand, outcome.sent)} if on_demand else {})
+
+
+def _backend(tritons: Sequence[SimulatedTriton], memory: int, random: Random) -> FleetBackend:
+    """Return a gateway, with what it knows of the servers."""
+    return on_demand_backend(tritons, memory, random) if memory else FleetBackend(_members(tritons), random)
 
 
 def _members(tritons: Sequence[SimulatedTriton]) -> FleetMembers:

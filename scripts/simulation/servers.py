@@ -12,7 +12,7 @@ from time import thread_time
 from tritonclient.grpc import service_pb2
 
 from builder.serving.gateway.backend import Metadata
-from builder.serving.gateway.errors import ServerUnreachable
+from builder.serving.gateway.errors import ServerUnreachable, unavailable
 from builder.serving.gateway.fleet.request_work import encoding_work, generation_work
 from builder.serving.gateway.tensors import Outputs
 from builder.serving.gateway.triton import Triton
@@ -23,6 +23,7 @@ WRITE_TOKENS_PER_S = 50.0  # of an answer, in each slot
 ENCODE_TOKENS_PER_S = 20_000.0
 SHARED_TOKENS = 256  # at the beginning of a prompt, which a cache saves
 CACHED_PREFIXES = 200  # of each server; the least recently used one is dropped
+LOAD_S = 2.0  # to load a model on demand
 
 
 @dataclass
@@ -42,10 +43,14 @@ class Stopwatch:
 
 
 class SimulatedTriton(Triton):
-    """One server, which every gateway asks. `asked`: when requests came; `busy_s`: of its slots together."""
+    """One server, which every gateway asks. `asked`: when requests came; `busy_s`: of its slots together.
 
-    def __init__(self, name: str, models: Sequence[str], stopwatch: Stopwatch) -> None:
-        self.url, self.models, self.stopwatch = name, [(model, "1") for model in models], stopwatch
+    `is_explicit`: it starts without models, and loads and unloads them on request; otherwise it has `models`.
+    """
+
+    def __init__(self, name: str, models: Sequence[str], stopwatch: Stopwatch, is_explicit: bool = False) -> None:
+        self.url, self.models, self.stopwatch = name, dict.fromkeys(models), stopwatch
+        self.is_explicit = is_explicit
         self.is_up, self.slowness = True, 1.0
         self.connected = asyncio.Event()
         self.connected.set()
@@ -64,6 +69,8 @@ class SimulatedTriton(Triton):
                 future.set_exception(self._unreachable())
         self.waiting.clear()
         self.prefixes.clear()
+        if self.is_explicit:
+            self.models.clear()
 
     async def close(self, grace_s: float = 0.0) -> None:
         return None
@@ -72,12 +79,32 @@ class SimulatedTriton(Triton):
         await self._reach()
         return True
 
+    async def reports_live(self) -> bool:
+        return await self.reports_ready()
+
     async def index(self) -> list[tuple[str, str]]:
         await self._reach()
-        return self.models
+        return [(model, "1") for model in self.models]
+
+    async def load(self, name: str) -> None:
+        await self._reach()
+        if name not in self.models:
+            await asyncio.sleep(LOAD_S * self.slowness)
+            await self._reach()
+            self.models[name] = None
+
+    async def unload(self, name: str) -> None:
+        await self._reach()
+        self.models.pop(name, None)
+
+    async def is_model_ready(self, name: str, version: str) -> bool:
+        return name in self.models
+
+    async def models_in_memory(self) -> set[str]:
+        return set(self.models)
 
     async def infer(self, request: service_pb2.ModelInferRequest, metadata: Metadata = ()) -> Outputs:
-        self._arrive()
+        self._arrive(request.model_name)
         tokens = encoding_work(request).prompt
         async with self._slot():
             await self._pass(tokens / ENCODE_TOKENS_PER_S)
@@ -87,7 +114,7 @@ class SimulatedTriton(Triton):
         self, request: service_pb2.ModelInferRequest, metadata: Metadata = ()
     ) -> AsyncGenerator[Outputs, None]:
         """Yield an answer in two pieces: one when the prompt is read, and the rest."""
-        self._arrive()
+        self._arrive(request.model_name)
         work = generation_work(request)
         async with self._slot():
             unread = work.prompt - SHARED_TOKENS * self._is_cached(work.prefix)
@@ -96,9 +123,11 @@ class SimulatedTriton(Triton):
             await self._pass(work.answer / WRITE_TOKENS_PER_S)
         yield {}
 
-    def _arrive(self) -> None:
+    def _arrive(self, model: str) -> None:
         self.stopwatch.stop()
         self.asked.append(asyncio.get_running_loop().time())
+        if self.is_up and model not in self.models:
+            raise unavailable(f"Request for unknown model: '{model}' is not found")
 
     async def _reach(self) -> None:
         await self.connected.wait()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import urllib.request
 from http.client import HTTPException
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -88,10 +89,26 @@ class Metrics:
         return generate_latest(self.registry)
 
 
+class Residency(Protocol):
+    """Models that one server has loaded: their number, and the bytes that they and the server use and may use."""
+
+    @property
+    def loaded(self) -> int: ...
+    @property
+    def used(self) -> int: ...
+    @property
+    def limit(self) -> int: ...
+
+
 class LoadingMetrics:
-    """Metrics of all models together, since thousands of series per metric would burden the collector."""
+    """Metrics of all models together, since thousands of series per metric would burden the collector.
+
+    The gauges are sums over `residencies`, one for each server.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        self.residencies: list[Residency] = []
+
         def counter(name: str, description: str) -> Counter:
             return Counter(f"build_repo_gateway_{name}", description, registry=registry)
 
@@ -109,9 +126,12 @@ class LoadingMetrics:
             registry=registry,
             buckets=LOAD_BUCKETS,
         )
-        self.models = gauge("resident_models", "Models that are loaded")
-        self.bytes = gauge("resident_bytes", "Memory of the server and its models, as far as it is known")
-        self.budget = gauge("memory_budget_bytes", "Limit of the memory of the server and its models")
+        models = gauge("resident_models", "Models that are loaded")
+        used = gauge("resident_bytes", "Memory of the server and its models, as far as it is known")
+        limit = gauge("memory_budget_bytes", "Limit of the memory of the server and its models")
+        models.set_function(lambda: sum(residency.loaded for residency in self.residencies))
+        used.set_function(lambda: sum(residency.used for residency in self.residencies))
+        limit.set_function(lambda: sum(residency.limit for residency in self.residencies))
 
 
 def cache_usage(url: str) -> bytes:

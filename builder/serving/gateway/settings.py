@@ -51,7 +51,7 @@ def read_vocabulary(file: Path) -> Vocabulary:
 
 @dataclass(frozen=True)
 class OnDemandSettings:
-    """Settings of loading on demand: models of `repository`, in `memory` bytes; `pins` stay loaded.
+    """Settings of loading on demand: models of `repository`, in `memory` bytes of each Triton; `pins` stay loaded.
 
     `verify_key`: key that each model must be signed with, as in builder/repository/signatures.py.
     """

@@ -97,6 +97,10 @@ class Triton:
         answer = await self._ask(self.stub.ServerReady, service_pb2.ServerReadyRequest(), READY_TIMEOUT_S)
         return bool(answer.ready)
 
+    async def reports_live(self) -> bool:
+        """Return True if the server runs, although a model may not be ready. Raises ApiError if it does not answer."""
+        return bool((await self._ask(self.stub.ServerLive, service_pb2.ServerLiveRequest(), READY_TIMEOUT_S)).live)
+
     async def index(self) -> list[tuple[str, str]]:
         """Return (name, version) of each model that is ready."""
         answer = await self._ask(self.stub.RepositoryIndex, service_pb2.RepositoryIndexRequest(ready=True))

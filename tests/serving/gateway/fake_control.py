@@ -103,6 +103,12 @@ class FakeServer(FakeTriton):
         self.loaded.pop(name, None)
         self.unloads.append(name)
 
+    async def ready(self) -> bool:
+        return not self.at_once
+
+    async def reports_live(self) -> bool:
+        return True
+
     async def is_model_ready(self, name: str, version: str) -> bool:
         return self.loaded.get(name) == version
 

@@ -160,6 +160,22 @@ def test_verify_key_loads_signed_models_only(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_gateway_is_ready_while_a_model_is_loaded(tmp_path: Path) -> None:
+    """Regression: Triton reports that it is not ready meanwhile, and so did the gateway."""
+    make_models(tmp_path, "embeds-a")
+    case = Case(tmp_path)
+    case.triton.may_load = may_load = asyncio.Event()
+
+    async def run() -> None:
+        loading = asyncio.ensure_future(case.embed("embeds-a"))
+        await until(lambda: case.triton.at_once == 1)
+        assert (await ask(case.app, "/health/ready")).status == 200
+        may_load.set()
+        assert (await loading).status == 200
+
+    asyncio.run(run())
+
+
 def test_requests_beyond_the_limit_do_not_wait_for_a_load(tmp_path: Path) -> None:
     make_models(tmp_path, "writes-a")
     case = Case(tmp_path, max_waiting=2)

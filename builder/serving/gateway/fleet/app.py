@@ -14,20 +14,35 @@ from builder.serving.gateway.fleet.backend import FleetBackend
 from builder.serving.gateway.fleet.catalogue import FleetCatalogue
 from builder.serving.gateway.fleet.members import FleetMembers
 from builder.serving.gateway.fleet.metrics import FleetMetrics
+from builder.serving.gateway.fleet.on_demand import OnDemandFleetBackend
+from builder.serving.gateway.fleet.on_demand_server import on_demand_servers
 from builder.serving.gateway.fleet.targets import parse_targets
-from builder.serving.gateway.metrics import Metrics
+from builder.serving.gateway.metrics import LoadingMetrics, Metrics
+from builder.serving.gateway.residency.repository_models import RepositoryModels
 from builder.serving.gateway.settings import GatewaySettings
 
 
 @asynccontextmanager
 async def fleet_app(settings: GatewaySettings, log: TextIO | None = sys.stdout) -> AsyncIterator[AccessLog]:
     """Yield the application over the Tritons that `settings.triton` names, which it follows meanwhile."""
-    metrics = Metrics()
-    members = FleetMembers(parse_targets(settings.triton), FleetMetrics(metrics.registry))
+    metrics, targets = Metrics(), parse_targets(settings.triton)
+    fleet_metrics = FleetMetrics(metrics.registry)
+    if settings.on_demand is None:
+        members = FleetMembers(targets, fleet_metrics)
+        app = make_app(settings, FleetBackend(members), log, models=FleetCatalogue(members), metrics=metrics)
+        watches = [members.watch()]
+    else:
+        models = RepositoryModels(settings.on_demand.repository)
+        connect = on_demand_servers(models, settings.on_demand, LoadingMetrics(metrics.registry), settings.max_waiting)
+        members = FleetMembers(targets, fleet_metrics, connect=connect)
+        backend = OnDemandFleetBackend(members, models)
+        app = make_app(settings, backend, log, models=models, metrics=metrics)
+        watches = [members.watch(), backend.watch()]
     await members.update()
-    watching = asyncio.ensure_future(members.watch())
+    watching = [asyncio.ensure_future(watch) for watch in watches]
     try:
-        yield make_app(settings, FleetBackend(members), log, models=FleetCatalogue(members), metrics=metrics)
+        yield app
     finally:
-        watching.cancel()
+        for task in watching:
+            task.cancel()
         await members.close()

@@ -32,6 +32,8 @@ class FleetBackend(Backend):
     same server, and other requests to the one with the least work.
     """
 
+    retryable: Sequence[str] = RETRYABLE
+
     def __init__(self, members: FleetMembers, random: Random | None = None) -> None:
         self.members, self.random = members, random or Random()
         self.budget = RetryBudget()
@@ -58,8 +60,7 @@ class FleetBackend(Backend):
         """Yield the answers of one server. A request whose answer has started is not sent again."""
         model, requested_version = request.model_name, request.model_version
         self.budget.add_request(self.members.now())
-        servers = self.members.accepting_with(model)
-        version, holders = holders_of(servers, model, requested_version)
+        version, holders = await self._candidates(model, requested_version)
         if not holders:
             raise self._not_loaded(model, version)
         tried: list[FleetServer] = []
@@ -79,13 +80,24 @@ class FleetBackend(Backend):
             except ApiError as error:
                 self._record_failure(server, model, error)
                 tried.append(server)
-                servers = [other for other in self.members.accepting_with(model) if other not in tried]
-                version, holders = holders_of(servers, model, requested_version, version)
-                if has_started or not holders or len(tried) >= MAX_ATTEMPTS or not self._may_retry(error):
+                if has_started or len(tried) >= MAX_ATTEMPTS or error.code not in self.retryable:
+                    raise
+                version, holders = await self._candidates(model, requested_version, version, tried)
+                if not holders or not self._take_retry():
                     raise
                 self.members.metrics.retries.labels(server.name).inc()
             finally:
                 request.model_version = requested_version  # a canary sends the same request to another model
+
+    async def _candidates(
+        self, model: str, requested: str, before: str = "", tried: Sequence[FleetServer] = ()
+    ) -> tuple[str, list[FleetServer]]:
+        """Return the version of `model` to ask for and the servers that may answer, without those already `tried`.
+
+        `requested`: the version that the client named; `before`: the one asked for before. Both may be empty.
+        """
+        servers = [server for server in self.members.accepting_with(model) if server not in tried]
+        return holders_of(servers, model, requested, before)
 
     def _choose(self, model: str, holders: Sequence[FleetServer], work: RequestWork) -> FleetServer:
         """Return a server to send a request to. If the model fails on all of them, the fault may not be theirs."""
@@ -98,10 +110,8 @@ class FleetBackend(Backend):
             self.members.metrics.ejections.labels(server.name).inc()
             log.warning("Triton at %s gets no requests for a while, since %s failed: %s", server.name, model, error)
 
-    def _may_retry(self, error: ApiError) -> bool:
-        """Return True if another server may answer, and the budget allows to ask it."""
-        if error.code not in RETRYABLE:
-            return False
+    def _take_retry(self) -> bool:
+        """Return True if the budget allows to ask another server."""
         is_allowed = self.budget.take_retry(self.members.now())
         if not is_allowed:
             self.members.metrics.refused_retries.inc()
@@ -116,8 +126,8 @@ class FleetBackend(Backend):
 
 
 def _send_once(server: FleetServer) -> StreamFunction:
-    return as_stream(server.triton.infer)
+    return as_stream(server.backend.infer)
 
 
 def _send_stream(server: FleetServer) -> StreamFunction:
-    return server.triton.stream
+    return server.backend.stream

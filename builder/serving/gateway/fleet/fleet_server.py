@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import TypeVar
 
+from builder.serving.gateway.backend import Backend
 from builder.serving.gateway.errors import ApiError, ServerUnreachable
 from builder.serving.gateway.fleet.health import Health
 from builder.serving.gateway.fleet.holders import ModelHolders
@@ -36,12 +37,15 @@ class RunningWork:
 class FleetServer:
     """One Triton, at the address `name`. Readiness is what its last check said; requests say whether it works.
 
-    `versions`: the loaded versions of each model. `repository`: its models, loaded or not. `model_health`: the health
-    of each model on this server.
+    `backend`: takes its requests; None for the Triton itself. `versions`: the loaded versions of each model.
+    `repository`: its models, loaded or not. `model_health`: the health of each model on this server.
     """
 
-    def __init__(self, name: str, triton: Triton, holders: ModelHolders[FleetServer]) -> None:
+    def __init__(
+        self, name: str, triton: Triton, holders: ModelHolders[FleetServer], backend: Backend | None = None
+    ) -> None:
         self.name, self.triton, self.holders = name, triton, holders
+        self.backend = triton if backend is None else backend
         self.work = 0  # tokens
         self.requests = 0
         self.versions: Mapping[str, Sequence[str]] = {}
@@ -49,6 +53,7 @@ class FleetServer:
         self.is_ready = False
         self.is_leaving = False  # its address is gone: it only finishes running requests
         self.missed_checks = 0
+        self.is_checking = False
         self.health = Health()
         self.model_health: defaultdict[str, Health] = defaultdict(Health)
 
@@ -99,8 +104,9 @@ class FleetServer:
 
     async def check(self) -> None:
         """Ask if the server is ready and, if so, what it has loaded. It keeps its state if it misses a few checks."""
+        self.is_checking = True
         try:
-            is_ready = await self._in_time(self.triton.reports_ready())
+            is_ready = await self._in_time(self.reports_ready())
             if is_ready:
                 await self.read_versions()
             self.is_ready, self.missed_checks = is_ready, 0
@@ -108,6 +114,16 @@ class FleetServer:
             self.missed_checks += 1
             if self.missed_checks >= MISSED_CHECKS:
                 self.is_ready = False
+        finally:
+            self.is_checking = False
+
+    async def reports_ready(self) -> bool:
+        """Return what the server says of itself. Raises ApiError if it does not answer."""
+        return await self.triton.reports_ready()
+
+    async def close(self, grace_s: float = 0.0) -> None:
+        """Close the connection, after `grace_s` at most for running calls."""
+        await self.triton.close(grace_s)
 
     async def read_versions(self) -> None:
         """Read which models are loaded, and tell `holders`. Raises ApiError."""

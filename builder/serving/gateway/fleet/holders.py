@@ -17,6 +17,10 @@ class ModelHolders(Generic[S]):
     def of(self, model: str) -> Iterable[S]:
         return self.servers.get(model, ())
 
+    def shared(self) -> list[tuple[str, list[S]]]:
+        """Return the models that several servers have, with these."""
+        return [(model, list(servers)) for model, servers in self.servers.items() if len(servers) > 1]
+
     def change(self, server: S, before: Iterable[str], after: Iterable[str]) -> None:
         """Record that a server has the models `after` instead of those `before`."""
         loaded, unloaded = set(after) - set(before), set(before) - set(after)

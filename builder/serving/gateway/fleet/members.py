@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
 
 from builder.serving.gateway.background import start_task
 from builder.serving.gateway.errors import ApiError, unavailable
@@ -20,17 +21,32 @@ RESOLUTION_INTERVAL_S = 5.0
 log = logging.getLogger(__name__)
 
 
+Connect = Callable[[str, ModelHolders[FleetServer]], FleetServer]
+
+
+def connect_directly(address: str, holders: ModelHolders[FleetServer]) -> FleetServer:
+    """Return the server at `address`, which takes requests for the models that it has loaded."""
+    return FleetServer(address, Triton(address), holders)
+
+
 class FleetMembers:
-    """Servers by address. `watch` has to run while they are used; call `update` once before."""
+    """Servers by address. `watch` has to run while they are used; call `update` once before.
+
+    `connect`: creates the server at a new address.
+    """
 
     def __init__(
-        self, targets: Sequence[Target], metrics: FleetMetrics, now: Callable[[], float] = time.monotonic
+        self,
+        targets: Sequence[Target],
+        metrics: FleetMetrics,
+        now: Callable[[], float] = time.monotonic,
+        connect: Connect = connect_directly,
     ) -> None:
-        self.targets, self.metrics, self.now = targets, metrics, now
+        self.targets, self.metrics, self.now, self.connect = targets, metrics, now, connect
         self.servers: dict[str, FleetServer] = {}
         self.holders = ModelHolders[FleetServer]()
         self.addresses: dict[Target, Sequence[str]] = {}  # of each target, as it was resolved last
-        self.closing: set[asyncio.Task[None]] = set()
+        self.background: set[asyncio.Task[None]] = set()  # checks, and servers that are closed
 
     def accepting(self) -> list[FleetServer]:
         """Return the servers that take new requests, healthy or not."""
@@ -52,7 +68,7 @@ class FleetMembers:
 
     async def watch(self) -> None:
         """Check the servers and resolve the targets regularly. A resolver that is slow does not delay the checks."""
-        await asyncio.gather(_repeat(self.check, CHECK_INTERVAL_S), _repeat(self.resolve, RESOLUTION_INTERVAL_S))
+        await asyncio.gather(_repeat(self._start_check, CHECK_INTERVAL_S), _repeat(self.resolve, RESOLUTION_INTERVAL_S))
 
     async def resolve(self) -> None:
         """Add the servers at new addresses, and drain those whose address is gone.
@@ -70,20 +86,19 @@ class FleetMembers:
         addresses = dict.fromkeys(address for found in self.addresses.values() for address in found)
         for address in addresses:
             if address not in self.servers:
-                self.servers[address] = FleetServer(address, Triton(address), self.holders)
+                self.servers[address] = self.connect(address, self.holders)
                 self.metrics.add(self.servers[address])
         for server in self.servers.values():
             server.is_leaving = server.name not in addresses
 
     async def check(self) -> None:
-        """Remove the drained servers and check all others. Logs which became ready or unready."""
+        """Remove the drained servers and check all others, but those whose last check still runs."""
         self._remove_drained()
-        servers = list(self.servers.values())
-        before = [server.is_ready for server in servers]
-        await asyncio.gather(*(server.check() for server in servers))
-        for server, was_ready in zip(servers, before, strict=True):
-            if server.is_ready != was_ready:
-                log.warning("Triton at %s is %s", server.name, "ready" if server.is_ready else "not ready")
+        await asyncio.gather(*(_check(server) for server in self.servers.values() if not server.is_checking))
+
+    async def _start_check(self) -> None:
+        """Start a check without waiting for it, since a server may hang."""
+        self._start(_logged(self.check))
 
     async def read(self, read: Callable[[FleetServer], Awaitable[None]]) -> None:
         """Run `read` on each server that accepts requests. Raises ApiError if all of them fail."""
@@ -97,9 +112,9 @@ class FleetMembers:
 
     async def close(self) -> None:
         """Close the connections of all servers, also of those that left."""
-        for closing in self.closing:
-            closing.cancel()
-        await asyncio.gather(*(server.triton.close() for server in self.servers.values()))
+        for task in self.background:
+            task.cancel()
+        await asyncio.gather(*(server.close() for server in self.servers.values()))
 
     def _remove_drained(self) -> None:
         """Remove the servers that left and have no requests. Their connections are closed in the background."""
@@ -107,19 +122,34 @@ class FleetMembers:
             del self.servers[server.name]
             self.holders.change(server, server.versions, {})
             self.metrics.remove(server)
-            closing = start_task(server.triton.close(TIMEOUT_S))
-            self.closing.add(closing)
-            closing.add_done_callback(self.closing.discard)
+            self._start(server.close(TIMEOUT_S))
+
+    def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = start_task(coroutine)
+        self.background.add(task)
+        task.add_done_callback(self.background.discard)
+
+
+async def _check(server: FleetServer) -> None:
+    """Check a server. Logs that it became ready or unready."""
+    was_ready = server.is_ready
+    await server.check()
+    if server.is_ready != was_ready:
+        log.warning("Triton at %s is %s", server.name, "ready" if server.is_ready else "not ready")
 
 
 async def _repeat(action: Callable[[], Awaitable[None]], interval_s: float) -> None:
-    """Run `action` every `interval_s` seconds. Logs a defect and continues, or the fleet would stay as it is."""
     while True:
         await asyncio.sleep(interval_s)
-        try:
-            await action()
-        except Exception:
-            log.exception("following the servers failed once")
+        await _logged(action)
+
+
+async def _logged(action: Callable[[], Awaitable[None]]) -> None:
+    """Run `action`. Logs a defect, so that it does not end the checks and leave the fleet as it is."""
+    try:
+        await action()
+    except Exception:
+        log.exception("following the servers failed once")
 
 
 async def _error_of(answer: Awaitable[None]) -> ApiError | None:

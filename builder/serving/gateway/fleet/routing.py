@@ -7,7 +7,7 @@ load is passed over (Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing wit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from random import Random
 from typing import Protocol, TypeVar
@@ -46,12 +46,22 @@ def by_prefix(prefix: bytes, servers: Sequence[S]) -> S:
     At least one server is not above the average, so not all are full. A server that joins or leaves moves only its own
     prefixes.
     """
-    limit = BALANCE * sum(server.work for server in servers) / len(servers) + BATCHED_TOKENS
-    hashed = blake2b(prefix, digest_size=8)
+    limit = work_limit(servers)
+    return max((server for server in servers if server.work <= limit), key=rank_for(prefix))
 
-    def rank(server: S) -> bytes:
+
+def work_limit(servers: Sequence[ServerLoad]) -> float:
+    """Return the work, in tokens, above which one of `servers` is full."""
+    return BALANCE * sum(server.work for server in servers) / len(servers) + BATCHED_TOKENS
+
+
+def rank_for(key: bytes) -> Callable[[ServerLoad], bytes]:
+    """Return the rank of servers for a key; the highest is the first choice, in every gateway."""
+    hashed = blake2b(key, digest_size=8)
+
+    def rank(server: ServerLoad) -> bytes:
         ranked = hashed.copy()
         ranked.update(server.name.encode())
         return ranked.digest()
 
-    return max((server for server in servers if server.work <= limit), key=rank)
+    return rank

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, TextIO
@@ -39,7 +38,11 @@ class OnDemandBackend(Backend):
         self.triton, self.residents, self.processes = triton, residents, processes
 
     async def ready(self) -> bool:
-        return bool(await self.triton.ready())
+        """Return True if the server runs: Triton is not ready while it loads a model (--strict-readiness)."""
+        try:
+            return bool(await self.triton.reports_live())
+        except ApiError:
+            return False
 
     async def infer(self, request: service_pb2.ModelInferRequest, metadata: Metadata = ()) -> Outputs:
         async with aclosing(self._answers(request, metadata, as_stream(self.triton.infer))) as answers:
@@ -82,7 +85,7 @@ class OnDemandBackend(Backend):
                     self.residents.handle_dead_process(stub.model, stub.pid)
 
     async def _check_loaded(self) -> None:
-        started = time.monotonic()
+        started = self.residents.budget.now()
         ready = dict(await self.triton.index())
         loaded = [name for name, resident in self.residents.models.items() if resident.state is State.READY]
         for name in loaded:
@@ -125,9 +128,22 @@ def make_on_demand_app(
 
     `triton`: a gateway.triton.Triton or an object with its methods.
     """
-    metrics, models, processes = Metrics(), RepositoryModels(options.repository), TritonProcesses(settings.triton)
-    loader = TritonLoader(triton, models, settings.triton, processes, options.verify_key)
+    metrics, models = Metrics(), RepositoryModels(options.repository)
     loading = LoadingMetrics(metrics.registry)
-    residents = ResidentModels(models, loader, loading, options.memory, options.pins, settings.max_waiting)
-    backend = OnDemandBackend(triton, residents, processes)
+    backend = on_demand_backend(triton, settings.triton, models, options, loading, settings.max_waiting)
     return make_app(settings, backend, log, models=models, metrics=metrics), backend
+
+
+def on_demand_backend(
+    triton: Any,
+    url: str,
+    models: RepositoryModels,
+    options: OnDemandSettings,
+    metrics: LoadingMetrics,
+    max_waiting: int,
+) -> OnDemandBackend:
+    """Return the backend that loads `models` on the Triton at `url`, within a memory budget of its own."""
+    processes = TritonProcesses(url)
+    loader = TritonLoader(triton, models, url, processes, options.verify_key)
+    residents = ResidentModels(models, loader, metrics, options.memory, options.pins, max_waiting)
+    return OnDemandBackend(triton, residents, processes)

@@ -6,6 +6,7 @@ Knows neither Triton nor the repository.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -50,6 +51,26 @@ class MemoryBudget:
         """Return the maximum bytes for a model, beside the server and the pinned models."""
         pinned = [r.size for r in self.models.values() if r.name in self.pins and r is not resident]
         return self.total - self.server - sum(pinned)
+
+    def idle_s(self, size: int) -> float:
+        """Return for how many seconds the models were idle that a load of `size` bytes would evict.
+
+        Infinite if none has to go, and minus infinity if too few may. Loads that have just begun, whose size is not
+        known, count with this `size` too.
+        """
+        begun = sum(r.state is State.LOADING and not r.has_memory for r in self.models.values()) - len(self.pending)
+        promised = sum(load.size for load in self.pending) + begun * size
+        expected = self.total - self.used() + sum(r.size for r in self.unloading) - promised
+        ahead = self._ahead()
+        missing = size - expected + (ahead if size <= ahead else 0)
+        if missing <= 0:
+            return math.inf
+        victims = self._victims_for(missing)
+        return -math.inf if victims is None else self.now() - max(victim.requested_at for victim in victims)
+
+    def is_idle(self, resident: ResidentModel, seconds: float) -> bool:
+        """Return True if a model may be evicted and had no request for so long."""
+        return self._is_evictable(resident) and self.now() - resident.requested_at >= seconds
 
     async def wait_for(self, resident: ResidentModel, size: int) -> None:
         """Wait until `size` bytes are free. Raises ApiError 507 if that is impossible, 503 if it takes too long."""
@@ -116,10 +137,14 @@ class MemoryBudget:
 
     def _evict_ahead(self, free: int) -> None:
         """Evict small models in advance, so that the next load need not wait for that."""
-        sizes = [r.size for r in self.models.values() if r.state is State.READY]
-        ahead = min(int(EVICT_AHEAD_SHARE * self.total), sum(sizes) // max(1, len(sizes)))
+        ahead = self._ahead()
         for victim in self._victims_for(ahead - free, largest=ahead) or ():
             self.evict(victim)
+
+    def _ahead(self) -> int:
+        """Return the bytes that are kept free for the next load, if it is small."""
+        sizes = [r.size for r in self.models.values() if r.state is State.READY]
+        return min(int(EVICT_AHEAD_SHARE * self.total), sum(sizes) // max(1, len(sizes)))
 
     def _victims_for(self, size: int, largest: int | None = None) -> list[ResidentModel] | None:
         """Return models to evict for `size` bytes; None if all evictable models take less."""

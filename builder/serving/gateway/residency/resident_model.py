@@ -25,7 +25,8 @@ class State(Enum):
 class ResidentModel:
     """Model that is loaded or loading.
 
-    `size`: its bytes, at least `reserved`. `stays_until`: it is not evicted before this time.
+    `size`: its bytes, at least `reserved`. `stays_until`: it is not evicted before this time. `requested_at`: time of
+    its last request.
     """
 
     name: str
@@ -40,6 +41,7 @@ class ResidentModel:
     has_memory: bool = False
     since: float = 0.0
     stays_until: float = 0.0
+    requested_at: float = 0.0
     task: asyncio.Task[None] | None = field(default=None, repr=False)
     earlier: frozenset[int] = frozenset()  # processes under its name that are not its own
     calls: set[asyncio.Timeout] = field(default_factory=set, repr=False)

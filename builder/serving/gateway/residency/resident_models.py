@@ -48,7 +48,19 @@ class ResidentModels:
         self.models = self.budget.models
         self.backoff = LoadBackoff(now)
         self.measured: dict[str, tuple[str, int]] = {}  # (version, bytes)
-        metrics.budget.set(budget)
+        metrics.residencies.append(self)
+
+    @property
+    def loaded(self) -> int:
+        return sum(resident.state is State.READY for resident in self.models.values())
+
+    @property
+    def used(self) -> int:
+        return self.budget.used()
+
+    @property
+    def limit(self) -> int:
+        return self.budget.total
 
     async def lease(self, name: str) -> ResidentModel:
         """Return a model that is loaded and stays so until `release`. Raises ApiError."""
@@ -61,6 +73,7 @@ class ResidentModels:
                 and (resident.stamp == stamp or (stamp is not None and self.backoff.is_waiting(name, stamp)))
             ):
                 resident.leases += 1
+                resident.requested_at = self.budget.now()
                 self.models.move_to_end(name)
                 return resident
             if resident is None or resident.state is State.READY or resident.stamp == stamp:
@@ -106,6 +119,7 @@ class ResidentModels:
             stamp = configured.stamp if configured.model.version == version else None
             resident = ResidentModel(name, stamp, version, State.READY, estimate.size, estimate.reserved)
             resident.engines, resident.since = estimate.engines, self.budget.now()
+            resident.requested_at = resident.since
             self.models[name] = resident
             self.models.move_to_end(name, last=False)
 
@@ -129,7 +143,12 @@ class ResidentModels:
                 resident.size = max(size, resident.reserved)
                 self.measured[resident.name] = (resident.version, size)
         self.budget.rebalance()
-        self._update_metrics()
+
+    def unload_idle(self, name: str, idle_s: float) -> None:
+        """Unload a model that this gateway loaded and that had no request for `idle_s` seconds, unless it is pinned."""
+        resident = self.models.get(name)
+        if resident is not None and resident.task is not None and self.budget.is_idle(resident, idle_s):
+            self._evict(resident)
 
     async def _wait_loaded(self, name: str, resident: ResidentModel | None) -> ResidentModel:
         """Wait for a load. It continues if a waiting request is cancelled."""
@@ -140,6 +159,7 @@ class ResidentModels:
         assert resident.task is not None
         resident.waiting += 1
         resident.leases += 1
+        resident.requested_at = self.budget.now()
         self.metrics.waits.inc()
         try:
             await asyncio.shield(resident.task)
@@ -176,10 +196,6 @@ class ResidentModels:
         self.budget.unloading.add(resident)
         resident.task = start_task(self._unload(resident))
 
-    def _update_metrics(self) -> None:
-        self.metrics.models.set(sum(r.state is State.READY for r in self.models.values()))
-        self.metrics.bytes.set(self.budget.used())
-
     async def _load(self, resident: ResidentModel, previous: ResidentModel | None, pause: float) -> None:
         requested = started = self.budget.now()
         try:
@@ -211,7 +227,6 @@ class ResidentModels:
             with suppress(ApiError):
                 await self._unload_engines(previous)
         self.budget.rebalance()
-        self._update_metrics()
 
     async def _load_or_raise(self, resident: ResidentModel, *, replace: bool) -> int | None:
         try:
@@ -254,7 +269,6 @@ class ResidentModels:
         finally:
             self.budget.unloading.discard(resident)
             self.budget.rebalance()
-            self._update_metrics()
 
     async def _unload_engines(self, resident: ResidentModel) -> None:
         """Unload the engines that only this model called."""

@@ -197,3 +197,23 @@ def _user_timeouts_ms(port: int) -> list[int]:
             if sock.family in (socket.AF_INET, socket.AF_INET6) and sock.getpeername()[1] == port:
                 found.append(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
     return found
+
+
+def test_hanging_server_does_not_delay_the_checks_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: the next checks of all servers waited until the one that hangs had missed its own."""
+    monkeypatch.setattr(members_module, "CHECK_INTERVAL_S", 0.05)
+
+    async def scenario(running: Fleet) -> None:
+        hanging, other = running.tritons
+        hanging.responds.clear()
+        watching = asyncio.ensure_future(running.members.watch())
+        await asyncio.sleep(0.2)
+        begun = running.members.now()
+        other.is_ready = False
+        while running.members.servers[running.addresses[1]].is_ready:
+            await asyncio.sleep(0.01)
+        assert running.members.now() - begun < fleet_server.CHECK_TIMEOUT_S / 2
+        assert running.members.servers[running.addresses[0]].missed_checks == 0, "its first check still runs"
+        watching.cancel()
+
+    run_fleet(scenario, FleetTriton(), FleetTriton())

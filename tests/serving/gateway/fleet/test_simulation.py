@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -67,3 +68,12 @@ def test_request_looks_only_at_servers_that_have_its_model() -> None:
         assert len(looked) == 2
 
     clock.run(scenario())
+
+
+def test_simulated_fleet_loads_models_on_demand() -> None:
+    """Memory for 48 copies of 40 models: a crash, a cut and a slow server fail no request, and few models move."""
+    figures = simulate(replace(SMALL, memory=4))
+    assert figures["failed"] == figures["refused_retries"] == 0
+    assert figures["loading"]["hit_rate"] > 0.7
+    assert figures["loading"]["evictions"] < 40
+    assert figures["prefix_hit_rate"] > 0.8

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from builder.commands import evaluate, gateway, promote, query
+from builder.commands import evaluate, gateway, query
 from builder.common.errors import SpecError
 from builder.serving.gateway.fleet.targets import DnsName, is_fleet, parse_targets, resolve
 
@@ -54,7 +54,7 @@ def test_name_is_resolved_by_the_system() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--url", "a:1,b:2", "--load-on-demand"], "--load-on-demand counts the memory of one Triton"),
+        (["--url", "a:1,b:2", "--load-on-demand"], "--memory-gb N"),
         (["--url", "a:1", "--url", "b:2", "--triton-metrics", "http://a:8002/metrics"], "--triton-metrics"),
         (["--url", "a:1,b"], "'b', which is not the address"),
     ],
@@ -64,7 +64,7 @@ def test_options_of_one_triton_are_refused_with_several(options: list[str], says
         gateway.run(gateway.parser().parse_args(options))
 
 
-@pytest.mark.parametrize("verb", [promote, query, evaluate])
+@pytest.mark.parametrize("verb", [query, evaluate])
 def test_verbs_of_one_server_refuse_a_list(verb: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     """Regression: the list was passed to gRPC as one name, and failed with an error of the resolver."""
     with pytest.raises(SystemExit):

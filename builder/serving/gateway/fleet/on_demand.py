@@ -1,0 +1,104 @@
+"""Load models on demand over a fleet: send a request where its model is loaded, or choose where to load it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from random import Random
+
+from builder.serving.gateway.background import start_task
+from builder.serving.gateway.fleet.backend import RETRYABLE, FleetBackend
+from builder.serving.gateway.fleet.fleet_server import FleetServer
+from builder.serving.gateway.fleet.members import FleetMembers
+from builder.serving.gateway.fleet.on_demand_server import OnDemandServer
+from builder.serving.gateway.fleet.placement import COPY_IDLE_S, candidates_for, least_work, place, place_copy, ranked
+from builder.serving.gateway.fleet.request_work import RequestWork
+from builder.serving.gateway.fleet.routing import BATCHED_TOKENS
+from builder.serving.gateway.residency.repository_models import RepositoryModels, Stamp
+
+COPY_PAUSE_S = 1.0  # after a copy of a model, until its servers are looked at again
+IDLE_COPIES_INTERVAL_S = 5.0
+
+
+class OnDemandFleetBackend(FleetBackend):
+    """Backend over the OnDemandServers of `members`, which load `models`. `watch` has to run while it is used.
+
+    Each server loads the version that the repository serves before it answers, so requests need not name one.
+    """
+
+    retryable = (*RETRYABLE, "no_room", "model_failed")
+
+    def __init__(self, members: FleetMembers, models: RepositoryModels, random: Random | None = None) -> None:
+        super().__init__(members, random)
+        self.models = models
+        self.sizes: dict[str, tuple[Stamp, int]] = {}  # estimated bytes
+        self.copying: dict[str, asyncio.Task[None]] = {}
+
+    async def _candidates(
+        self, model: str, requested: str, before: str = "", tried: Sequence[FleetServer] = ()
+    ) -> tuple[str, list[FleetServer]]:
+        """Return the servers that have a model, or the one that is to load it. `requested` may name a version."""
+        now = self.members.now()
+        holders = [_on_demand(server) for server in self.members.accepting_with(model) if server not in tried]
+        holders = [server for server in holders if server.has_loaded(model) and server.is_healthy(model, now)]
+        if not holders and (servers := self._servers(model, tried)):
+            size = await self._size(model, servers[0])
+            holders = _with(model, servers) or [place(size, servers)]
+        return requested, list(holders)
+
+    def _servers(self, model: str, tried: Sequence[FleetServer]) -> list[OnDemandServer]:
+        """Return the candidates for `model`, those on which it fails only if there are no others."""
+        now = self.members.now()
+        servers = [server for server in candidates_for(model, self._accepting()) if server not in tried]
+        return [server for server in servers if server.is_healthy(model, now)] or servers
+
+    def _accepting(self) -> list[OnDemandServer]:
+        return list(map(_on_demand, self.members.accepting()))
+
+    def _choose(self, model: str, holders: Sequence[FleetServer], work: RequestWork) -> FleetServer:
+        self._copy_if_full(model, holders)
+        return super()._choose(model, holders, work) if work.prefix else least_work(model, holders)
+
+    def _copy_if_full(self, model: str, holders: Sequence[FleetServer]) -> None:
+        """Start to load another copy of a model whose servers are full; requests go on meanwhile."""
+        if model not in self.copying and min(holder.work for holder in holders) > BATCHED_TOKENS:
+            self.copying[model] = start_task(self._copy(model, holders))
+
+    async def _copy(self, model: str, holders: Sequence[FleetServer]) -> None:
+        try:
+            servers = self._accepting()
+            target = place_copy(model, await self._size(model, servers[0]), holders, servers) if servers else None
+            if target is not None:
+                target.residents.release(await target.residents.lease(model))
+            await asyncio.sleep(COPY_PAUSE_S)
+        finally:
+            del self.copying[model]
+
+    async def _size(self, model: str, server: OnDemandServer) -> int:
+        """Return the estimated bytes of a model. Raises ApiError for a model that the repository does not have."""
+        configured = self.models.configured(model)
+        stamp, size = self.sizes.get(model, (None, 0))
+        if stamp != configured.stamp and configured.model is not None:
+            size = (await server.residents.loader.estimate(model, configured.model.version)).size
+            self.sizes[model] = configured.stamp, size
+        return size
+
+    async def watch(self) -> None:
+        """Unload copies that no request needs any more."""
+        while True:
+            await asyncio.sleep(IDLE_COPIES_INTERVAL_S)
+            for model, holders in self.members.holders.shared():
+                servers = [_on_demand(server) for server in holders if server.accepts_requests]
+                for server in ranked(model, servers)[1:]:
+                    server.residents.unload_idle(model, COPY_IDLE_S)
+
+
+def _with(model: str, servers: Sequence[OnDemandServer]) -> list[OnDemandServer]:
+    """Return the servers that have a model loaded, or else those that are loading it."""
+    loaded = [server for server in servers if server.has_loaded(model)]
+    return loaded or [server for server in servers if server.is_loading(model)]
+
+
+def _on_demand(server: FleetServer) -> OnDemandServer:
+    assert isinstance(server, OnDemandServer)
+    return server

@@ -1,0 +1,66 @@
+"""Choose the server that loads a model, and decide when a second copy pays. Does no I/O and keeps no state.
+
+Gateways that see the same servers choose alike: each model has a few candidates by rendezvous hash. Among these, memory
+decides, so that no server has much more to hold than others (Mitzenmacher, "The Power of Two Choices in Randomized Load
+Balancing", 2001), and a model that fails to load is tried on few servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+from builder.serving.gateway.fleet.routing import BATCHED_TOKENS, ServerLoad, rank_for, work_limit
+
+CANDIDATES = 3  # servers that may load a model
+COPY_IDLE_S = 60.0  # without a request, after which a copy is unloaded, or a model makes room for a copy of another
+
+
+class ServerMemory(ServerLoad, Protocol):
+    """Load and memory of one server, as a gateway knows them."""
+
+    def idle_s(self, size: int) -> float:
+        """Return how long the models were idle that a load of `size` bytes would evict; infinite if none has to go."""
+        ...
+
+
+S = TypeVar("S", bound=ServerLoad)
+M = TypeVar("M", bound=ServerMemory)
+
+
+def ranked(model: str, servers: Sequence[S]) -> list[S]:
+    """Return the servers in the order in which a model prefers them, which is another one for each model."""
+    return sorted(servers, key=rank_for(model.encode()), reverse=True)
+
+
+def candidates_for(model: str, servers: Sequence[S]) -> list[S]:
+    """Return the servers that may load a model, first choice first."""
+    return ranked(model, servers)[:CANDIDATES]
+
+
+def place(size: int, candidates: Sequence[M]) -> M:
+    """Return the candidate that is to load a model of `size` bytes.
+
+    The first one with memory for it, or else the one whose least recently requested models are idle for longest. Those
+    with more than their share of the work are passed over; not all can have that.
+    """
+    limit = work_limit(candidates)
+    return max((server for server in candidates if server.work <= limit), key=lambda server: server.idle_s(size))
+
+
+def place_copy(model: str, size: int, holders: Sequence[ServerLoad], servers: Sequence[M]) -> M | None:
+    """Return the server to load another copy on; None unless all `holders` are full and it costs no model in use."""
+    if min(holder.work for holder in holders) <= BATCHED_TOKENS:
+        return None
+    limit = work_limit(servers)
+    others = [server for server in servers if server not in holders and server.work <= limit]
+    if not others or min(holder.work for holder in holders) <= limit:
+        return None
+    target = place(size, candidates_for(model, others))
+    return target if target.idle_s(size) >= COPY_IDLE_S else None
+
+
+def least_work(model: str, servers: Sequence[S]) -> S:
+    """Return the server with the least work; among equals the first choice, so that other copies become idle."""
+    least = min(server.work for server in servers)
+    return max((server for server in servers if server.work == least), key=rank_for(model.encode()))

@@ -1,0 +1,167 @@
+"""Models on demand over several stand-ins for Triton: placement, copies, failures, and several gateways."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from builder.serving.gateway.fleet import on_demand
+from builder.serving.gateway.fleet.placement import COPY_IDLE_S, ranked
+from builder.serving.gateway.fleet.routing import BATCHED_TOKENS
+from tests.serving.gateway.asgi import ask
+from tests.serving.gateway.fake_control import make_models
+from tests.serving.gateway.fleet.on_demand import OnDemandFleet
+from tests.serving.gateway.on_demand import until
+
+ADDRESSES = [f"10.0.0.{number}:8001" for number in range(3)]
+NAMES = [f"embeds-{letter}" for letter in "abcdefgh"]
+
+
+def run(fleet: OnDemandFleet, scenario: Callable[[], Awaitable[None]]) -> None:
+    async def started() -> None:
+        async with asyncio.timeout(60):
+            await fleet.start()
+            await scenario()
+            await fleet.members.close()
+
+    asyncio.run(started())
+
+
+def test_models_are_spread_over_the_memory_of_all_servers(tmp_path: Path) -> None:
+    make_models(tmp_path, *NAMES[:6])
+    fleet = OnDemandFleet(tmp_path, ADDRESSES)
+
+    async def scenario() -> None:
+        assert len((await ask(fleet.app, "/v1/models")).json["data"]) == 6
+        for name in NAMES[:6] * 2:
+            assert (await fleet.embed(name)).status == 200
+            await fleet.members.check()
+        assert [len(triton.loads) for triton in fleet.tritons.values()] == [2, 2, 2], "each model is loaded once"
+        assert not any(triton.unloads for triton in fleet.tritons.values())
+        assert (await fleet.embed("embeds-z")).status == 404
+        text = (await ask(fleet.app, "/metrics")).pieces[0].decode()
+        assert "build_repo_gateway_resident_models 6.0" in text
+
+    run(fleet, scenario)
+
+
+def test_more_models_than_memory_evict_the_longest_idle(tmp_path: Path) -> None:
+    make_models(tmp_path, *NAMES)
+    fleet = OnDemandFleet(tmp_path, ADDRESSES)
+
+    async def scenario() -> None:
+        for name in NAMES[:6]:
+            await fleet.embed(name)
+        for name in (*NAMES[2:6], "embeds-g", "embeds-h"):
+            assert (await fleet.embed(name)).status == 200
+        await until(lambda: sum(len(triton.unloads) for triton in fleet.tritons.values()) == 2)
+        assert sorted(name for triton in fleet.tritons.values() for name in triton.unloads) == NAMES[:2]
+
+    run(fleet, scenario)
+
+
+def test_requests_for_one_cold_model_load_it_once(tmp_path: Path) -> None:
+    make_models(tmp_path, *NAMES[:2])
+    fleet = OnDemandFleet(tmp_path, ADDRESSES)
+
+    async def scenario() -> None:
+        answers = await asyncio.gather(*(fleet.embed(name) for name in NAMES[:2] * 20))
+        assert {answer.status for answer in answers} == {200}
+        assert sorted(name for triton in fleet.tritons.values() for name in triton.loads) == NAMES[:2]
+
+    run(fleet, scenario)
+
+
+def test_models_of_a_dead_server_are_loaded_elsewhere(tmp_path: Path) -> None:
+    make_models(tmp_path, *NAMES[:3])
+    fleet = OnDemandFleet(tmp_path, ADDRESSES)
+
+    async def scenario() -> None:
+        for name in NAMES[:3]:
+            await fleet.embed(name)
+        await fleet.members.check()
+        (dead,) = fleet.servers_with("embeds-a")
+        fleet.tritons[dead].is_up = False
+        for name in NAMES[:3] * 4:
+            assert (await fleet.embed(name)).status == 200
+        assert set(fleet.servers_with("embeds-a")) > {dead}
+
+    run(fleet, scenario)
+
+
+def test_model_that_loads_nowhere_is_tried_on_three_servers(tmp_path: Path) -> None:
+    make_models(tmp_path, "embeds-a", "embeds-b")
+    fleet = OnDemandFleet(tmp_path, [f"10.0.1.{number}:8001" for number in range(6)])
+
+    async def scenario() -> None:
+        for triton in fleet.tritons.values():
+            triton.broken["embeds-a"] = "no such engine"
+        for _ in range(5):
+            refused = await fleet.embed("embeds-a")
+            assert (refused.status, refused.error["code"]) == (503, "model_failed")
+        assert sum(bool(triton.tried) for triton in fleet.tritons.values()) == 3
+        assert (await fleet.embed("embeds-b")).status == 200
+
+    run(fleet, scenario)
+
+
+def test_model_that_fails_on_one_server_loads_on_another(tmp_path: Path) -> None:
+    make_models(tmp_path, "embeds-a")
+    fleet = OnDemandFleet(tmp_path, ADDRESSES)
+
+    async def scenario() -> None:
+        first = ranked("embeds-a", list(fleet.members.servers.values()))[0]
+        fleet.tritons[first.name].broken["embeds-a"] = "disk full"
+        for _ in range(5):
+            assert (await fleet.embed("embeds-a")).status == 200
+        assert fleet.tritons[first.name].tried == ["embeds-a"]
+
+    run(fleet, scenario)
+
+
+def test_full_server_gets_help_from_a_copy_that_goes_when_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_demand, "IDLE_COPIES_INTERVAL_S", 0.01)
+    make_models(tmp_path, "embeds-a")
+    fleet = OnDemandFleet(tmp_path, ADDRESSES)
+
+    async def scenario() -> None:
+        await fleet.embed("embeds-a")
+        (full,) = fleet.servers_with("embeds-a")
+        await fleet.members.check()
+        fleet.members.servers[full].work += 10 * BATCHED_TOKENS
+        assert (await fleet.embed("embeds-a")).status == 200, "it does not wait for the copy"
+        await until(lambda: fleet.loaded("embeds-a") == 2)
+        await fleet.members.check()
+        await fleet.embed("embeds-a")
+        (copy,) = set(fleet.servers_with("embeds-a")) - {full}
+        assert len(fleet.tritons[copy].answered) == 1
+        fleet.members.servers[full].work = 0
+        watching = asyncio.ensure_future(fleet.backend.watch())
+        for _ in range(int(COPY_IDLE_S) + 1):
+            await fleet.embed("embeds-a")
+        await until(lambda: len(fleet.servers_with("embeds-a")) == 1)
+        watching.cancel()
+        assert (await fleet.embed("embeds-a")).status == 200
+
+    run(fleet, scenario)
+
+
+def test_gateways_share_servers_without_talking_to_each_other(tmp_path: Path) -> None:
+    make_models(tmp_path, *NAMES[:6])
+    one = OnDemandFleet(tmp_path, ADDRESSES)
+    other = OnDemandFleet(tmp_path, ADDRESSES, tritons=one.tritons)
+
+    async def scenario() -> None:
+        await other.start()
+        for number, name in enumerate(NAMES[:6] * 2):
+            for gateway in (one, other) if number % 2 else (other, one):
+                assert (await gateway.embed(name)).status == 200
+                await one.members.check()
+                await other.members.check()
+        assert all(len(one.servers_with(name)) == 1 for name in NAMES[:6])
+        await other.members.close()
+
+    run(one, scenario)
