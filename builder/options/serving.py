@@ -102,7 +102,8 @@ class Serving(Options):
     those of a model that generates do.
     """
     token_budget: int = Field(2048, ge=1)
-    """Most tokens in one engine call, padding included. Larger batches are cut."""
+    """Most tokens in one engine call, padding included. Larger batches are cut. Where a graph computes what rows begin
+    with in common once, each token that it skips counts as a quarter."""
     call_cost: int = Field(16, ge=0)
     """Fixed cost of one engine call, expressed in tokens; the cutter weighs padding against it."""
     prefill_tokens: int | None = Field(None, ge=1)

@@ -129,7 +129,7 @@ def _encoder(serving: EncoderServing, settings: Settings) -> EncoderServing:
         call_cost=settings.get("serving.call_cost", serving.batching.call_cost),
     )
     if batching.buckets:
-        shapes = graph_engine(serving.executor).buckets(batching.max_rows, serving.max_length, batching.token_budget)
+        shapes = graph_engine(serving.executor).buckets(batching.max_rows, serving.max_length, batching.padded_budget)
         batching = replace(batching, buckets=shapes)
     session = replace(serving.session, threads=settings.get("threads", serving.session.threads))
     return replace(serving, batching=batching, session=session)

@@ -22,6 +22,7 @@ DRAFT = "draft"  # folder with serving.json and graph of a draft model, beside t
 # Property that all rows of a call must share: nothing (None), their length, or how often the token of this id occurs.
 Alike = Union[Literal["length"], int, None]
 CacheType = Literal["float32", "float16", "bfloat16", "int8", "uint8"]  # of keys and values
+SKIPPED_COST = 0.25  # cost, in tokens, of one that the engine skips: attention reads it, and keeps its keys and values
 SCHEMA = 3  # incremented when a field changes its name, its type or its meaning
 REBUILD = "Build the model again"  # the remedy if serving.json does not fit
 
@@ -30,11 +31,22 @@ REBUILD = "Build the model again"  # the remedy if serving.json does not fit
 class Batching:
     """Limits and costs for cutting the rows of a batch into engine calls; see encoder/cutting.py."""
 
-    token_budget: int  # padded tokens of one call, at most
+    token_budget: int  # padded tokens of one call, at most; one that the engine skips counts as SKIPPED_COST
     max_rows: int
     call_cost: int  # cost of a call besides its tokens, in tokens
     buckets: Sequence[Sequence[int]] = ()  # (rows, tokens) that calls are padded to, if the engine needs that
     alike: Alike = None
+    shares_prefixes: bool = False  # True if the engine computes equal beginnings of rows once, and skips padding
+
+    @property
+    def skipped_cost(self) -> float:
+        """Cost, in tokens, of a padded token that repeats another row's beginning or is padding."""
+        return SKIPPED_COST if self.shares_prefixes else 1.0
+
+    @property
+    def padded_budget(self) -> int:
+        """Padded tokens of one call, at most, however many of them the engine skips."""
+        return int(self.token_budget / self.skipped_cost)
 
 
 @dataclass(frozen=True)

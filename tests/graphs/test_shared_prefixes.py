@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from sentence_transformers import CrossEncoder
 
+from builder.building.variants.evaluator import make_evaluator
 from builder.checkpoints.resolve import resolve
 from builder.common.samples import TEXTS
+from builder.common.tensors import to_tensors
 from builder.engines import infer_with
 from builder.graphs.export.encoder import export, task_graph
 from builder.graphs.export.rows import rows_of
 from builder.graphs.export.shared_prefixes import TOKENS_STEP, share_prefixes, shared_tokens
 from builder.options import make_spec
+from builder.runtime.encoder.pipeline import Pipeline
+from builder.runtime.fields import Tensors
 from tests.embedders import make_embedder
 from tests.rerankers import make_reranker
+from tests.servings import answered
 
 PAD = 7
 
@@ -65,3 +73,30 @@ def test_reranker_with_shared_prefixes_scores_like_sentence_transformers(tmp_pat
     logits = infer_with(exported.graph, 1)(feeds)["logits"][:, 0]
     np.testing.assert_allclose(logits, expected, atol=1e-4)
     assert np.array_equal(np.argsort(-logits), np.argsort(-np.array(expected)))
+
+
+def test_reranker_scores_the_documents_of_a_query_in_one_call(tmp_path: Path) -> None:
+    """Two queries of a batch are two calls at most; calls cut by padded tokens are more, and give the same scores."""
+    spec = make_spec(model=str(make_reranker(tmp_path / "reranker", "qwen3")), task="text-ranking")
+    checkpoint = resolve(spec)
+    exported = export(checkpoint, tmp_path, shares_prefixes=True)
+    evaluator = make_evaluator(spec, checkpoint, exported.module, exported.graph, tmp_path, exported.shares_prefixes)
+    front = Pipeline(evaluator.front, infer_with(exported.graph, 1))
+    serving, documents = front.serving, [" ".join(text.split()[:6]) for text in TEXTS[:20]]
+    queries = [
+        to_tensors({"query": " ".join(TEXTS[at : at + 3]), "documents": documents}, evaluator.fields[0])
+        for at in (0, 3)
+    ]
+
+    def scores(queries: Sequence[Tensors], **changes: Any) -> tuple[np.ndarray, int]:
+        before, front.serving = front.counts.calls, replace(serving, batching=replace(serving.batching, **changes))
+        found = np.concatenate([answered(answer)["score"] for answer in front(queries)])
+        return found, front.counts.calls - before
+
+    scores(queries[:1], token_budget=1 << 20)
+    budget = front.counts.padded_tokens - 1
+    for calls in (1, 2):
+        shared, few = scores(queries[:calls], token_budget=budget)
+        padded, many = scores(queries[:calls], token_budget=budget, shares_prefixes=False)
+        assert few <= calls < many
+        np.testing.assert_allclose(shared, padded, atol=1e-5)

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from builder.engines import graph_engine
-from builder.runtime.encoder.cutting import cut, smallest_bucket
+from builder.runtime.contract import Batching
+from builder.runtime.encoder.cutting import cut, cut_sharing, smallest_bucket
 
 OPENVINO = graph_engine("openvino")
 
@@ -19,7 +21,7 @@ def _cost(calls: list[list[int]], lengths: list[int], call_cost: int) -> int:
 def test_cut_covers_each_row_once_within_the_limits(seed: int) -> None:
     generator = np.random.default_rng(seed)
     lengths = generator.integers(1, 300, size=int(generator.integers(1, 80))).tolist()
-    calls = cut(lengths, token_budget=1024, max_rows=16, call_cost=32)
+    calls = cut(lengths, Batching(1024, 16, 32))
     assert sorted(itertools.chain(*calls)) == list(range(len(lengths)))
     for call in calls:
         assert len(call) <= 16
@@ -27,16 +29,16 @@ def test_cut_covers_each_row_once_within_the_limits(seed: int) -> None:
 
 
 def test_cut_gives_a_row_beyond_the_budget_its_own_call() -> None:
-    assert cut([5, 4000, 6], token_budget=100, max_rows=8, call_cost=1) == [[0, 2], [1]]
+    assert cut([5, 4000, 6], Batching(100, 8, 1)) == [[0, 2], [1]]
 
 
 def test_cut_of_no_rows_is_empty() -> None:
-    assert cut([], token_budget=100, max_rows=8, call_cost=1) == []
+    assert cut([], Batching(100, 8, 1)) == []
 
 
 def test_cut_is_the_cheapest_partition_of_the_sorted_rows() -> None:
     lengths = [3, 90, 8, 41, 40, 5, 88, 7]
-    cuts = cut(lengths, token_budget=400, max_rows=8, call_cost=20)
+    cuts = cut(lengths, Batching(400, 8, 20))
     order = np.argsort(lengths, kind="stable").tolist()
     best = min(
         _cost(calls, lengths, 20)
@@ -53,12 +55,13 @@ def test_cut_costs_calls_as_padded_to_buckets() -> None:
     rows, lengths = {count for count, _ in buckets}, {length for _, length in buckets}
     assert rows == {1, 2, 3, 4, 6, 8}
     assert lengths == {8, 16, 24, 32, 40, 48, 56, 64}
-    assert [len(call) for call in cut([10] * 5, 256, 8, 4, buckets)] == [1, 4]
-    assert [len(call) for call in cut([10] * 5, 256, 8, 40, buckets)] == [5], "another call costs more than a row"
+    assert [len(call) for call in cut([10] * 5, Batching(256, 8, 4, buckets))] == [1, 4]
+    whole = [len(call) for call in cut([10] * 5, Batching(256, 8, 40, buckets))]
+    assert whole == [5], "another call costs more than a row"
     generator = np.random.default_rng(1)
     for _ in range(10):
         texts = generator.integers(1, 65, size=int(generator.integers(1, 40))).tolist()
-        calls = cut(texts, 256, 8, 4, buckets)
+        calls = cut(texts, Batching(256, 8, 4, buckets))
         assert sorted(itertools.chain(*calls)) == list(range(len(texts)))
         for call in calls:
             assert smallest_bucket((len(call), max(texts[i] for i in call)), buckets) in buckets
@@ -87,6 +90,62 @@ def _split(order: list[int], bits: tuple[bool, ...]) -> list[list[int]]:
 
 def test_cut_pads_mixed_lengths_by_less_than_a_tenth() -> None:
     lengths = np.clip(np.random.default_rng(0).lognormal(3.6, 0.8, size=64), 8, 256).astype(int).tolist()
-    calls = cut(lengths, token_budget=2048, max_rows=64, call_cost=32)
+    calls = cut(lengths, Batching(2048, 64, 32))
     padded = sum(len(call) * max(lengths[i] for i in call) for call in calls)
     assert 1 - sum(lengths) / padded < 0.1
+
+
+SHARING = Batching(2048, 64, 16, shares_prefixes=True)
+
+
+def _ranked(documents: int, common: int, lengths: tuple[int, int], seed: int) -> list[list[int]]:
+    """Return rows of random tokens that have their first `common` tokens in common, and as many more as `lengths`."""
+    chance = np.random.default_rng(seed)
+    beginning = chance.integers(1, 1000, common).tolist()
+    return [beginning + chance.integers(1, 1000, chance.integers(*lengths)).tolist() for _ in range(documents)]
+
+
+def _cut_sharing(rows: list[list[int]], batching: Batching) -> list[list[int]]:
+    longest = max(map(len, rows))
+    return cut_sharing(np.array([row + [-1] * (longest - len(row)) for row in rows]), batching)
+
+
+def _counted(rows: list[list[int]]) -> float:
+    """Return the tokens of a call by brute force: each distinct beginning once, and a part of all others."""
+    distinct = len({tuple(row[: end + 1]) for row in rows for end in range(len(row))})
+    return distinct + SHARING.skipped_cost * (len(rows) * max(map(len, rows)) - distinct)
+
+
+def test_documents_of_a_query_are_one_call_where_beginnings_are_shared() -> None:
+    rows = _ranked(20, 75, (55, 56), seed=0)
+    assert len(cut([len(row) for row in rows], Batching(2048, 64, 16))) == 2
+    assert [sorted(call) for call in _cut_sharing(rows, SHARING)] == [list(range(20))]
+
+
+def test_documents_of_two_queries_are_cut_by_query_where_both_exceed_the_budget() -> None:
+    both = zip(_ranked(20, 75, (55, 56), seed=0), _ranked(20, 75, (55, 56), seed=1), strict=True)
+    rows = [row for pair in both for row in pair]
+    assert sorted(sorted(call) for call in _cut_sharing(rows, SHARING)) == [[*range(0, 40, 2)], [*range(1, 40, 2)]]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_shared_beginnings_count_once_within_the_budget(seed: int) -> None:
+    """Several queries in random order, some of their documents equal or the beginning of others."""
+    chance = np.random.default_rng(seed)
+    rows = [row for query in range(4) for row in _ranked(9, int(chance.integers(1, 30)), (0, 30), 10 * seed + query)]
+    rows = [rows[index] for index in chance.permutation(len(rows))]
+    calls = _cut_sharing(rows, Batching(100, 8, 4, shares_prefixes=True))
+    assert sorted(itertools.chain(*calls)) == list(range(len(rows)))
+    for call in calls:
+        assert len(call) <= 8
+        assert len(call) == 1 or _counted([rows[index] for index in call]) <= 100
+
+
+def test_calls_with_shared_beginnings_have_buckets() -> None:
+    batching = Batching(256, 16, 4, shares_prefixes=True)
+    buckets = OPENVINO.buckets(16, 64, batching.padded_budget)
+    rows = _ranked(16, 40, (1, 24), seed=0)
+    calls = _cut_sharing(rows, replace(batching, buckets=buckets))
+    shapes = [(len(call), max(len(rows[index]) for index in call)) for call in calls]
+    assert max(count * length for count, length in shapes) > batching.token_budget
+    assert all(smallest_bucket(shape, buckets) in buckets for shape in shapes)

@@ -110,6 +110,12 @@ def test_buckets_are_for_openvino_only(alike: Any, graphs: Mapping[str, Graph]) 
     )
 
 
+def test_buckets_cover_calls_that_share_beginnings(graphs: Mapping[str, Graph]) -> None:
+    serving = encoder_serving(batching=Batching(64, 8, 4, shares_prefixes=True))
+    shapes = bucketed(serving, graphs["openvino"]).batching.buckets
+    assert max(rows * length for rows, length in shapes) > 64
+
+
 def test_openvino_refuses_a_precision_that_was_not_verified(graphs: Mapping[str, Graph]) -> None:
     graph = graphs["openvino"]
     if openvino.arithmetic_on(cpu()["flags"]) == "fp32":

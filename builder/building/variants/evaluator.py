@@ -184,7 +184,8 @@ class Evaluator:
     def serving_as(self, spec: BuildSpec, graph: Graph) -> Evaluator:
         """Return this evaluator for the front of another `spec`, with its queue and its batches."""
         before = self.serving
-        serving = _serving(spec, self.checkpoint, graph, before.batching.alike, before.parameters)
+        alike, shares = before.batching.alike, before.batching.shares_prefixes
+        serving = _serving(spec, self.checkpoint, graph, alike, before.parameters, shares)
         if serving != self.serving:
             write_atomically(self.front / FILE, dump(serving).encode())
         return replace(self, serving=serving)
@@ -200,15 +201,23 @@ class Evaluator:
         return rows
 
 
-def make_evaluator(spec: BuildSpec, checkpoint: Checkpoint, module: TaskGraph, graph: Graph, folder: Path) -> Evaluator:
+def make_evaluator(
+    spec: BuildSpec,
+    checkpoint: Checkpoint,
+    module: TaskGraph,
+    graph: Graph,
+    folder: Path,
+    shares_prefixes: bool = False,
+) -> Evaluator:
     """Write the front's files into `folder` and ask transformers for its answers.
 
+    `shares_prefixes`: True if `graph` computes equal beginnings of rows once.
     Raises SpecError for samples that do not fit the task, CheckpointError when there are none to verify on.
     """
     task = encoder_task(checkpoint.task)
     parameters = task.parameters(checkpoint)
     constraint = batching_constraint(module, rows_of(checkpoint), checkpoint.max_length)
-    serving = _serving(spec, checkpoint, graph, constraint, parameters)
+    serving = _serving(spec, checkpoint, graph, constraint, parameters, shares_prefixes)
     tokenizer = tokenizer_json(checkpoint.tokenizer)
     front = folder / "front"
     front.mkdir(exist_ok=True)  # an earlier attempt may have left it
@@ -255,11 +264,18 @@ def _write_front(folder: Path, serving: EncoderServing, tokenizer: str, files: M
 
 
 def _serving(
-    spec: BuildSpec, checkpoint: Checkpoint, graph: Graph, constraint: Alike, parameters: Mapping[str, Any]
+    spec: BuildSpec,
+    checkpoint: Checkpoint,
+    graph: Graph,
+    constraint: Alike,
+    parameters: Mapping[str, Any],
+    shares_prefixes: bool,
 ) -> EncoderServing:
     module, side = encoder_task(checkpoint.task).module, checkpoint.tokenizer.truncation_side
     pad = {"input_ids": padding_id(checkpoint)}
-    return serving_document(spec, module, graph, checkpoint.max_length, pad, parameters, constraint, side)
+    return serving_document(
+        spec, module, graph, checkpoint.max_length, pad, parameters, constraint, side, shares_prefixes
+    )
 
 
 def _engine_feeds(

@@ -45,7 +45,7 @@ class SharedTokens:
 
     def in_rows(self, states: torch.Tensor) -> torch.Tensor:
         """Return the states of all places, (batch, sequence, size), of those of the tokens, (1, tokens, size)."""
-        return embedding(self.source, states[0])
+        return embedding(self.source, states.flatten(0, 1))  # indexing with 0 would copy all states first
 
     def once(self, states: torch.Tensor) -> torch.Tensor:
         """Return the states of the tokens, (1, tokens, ...), of those of all places, (batch, sequence, ...)."""

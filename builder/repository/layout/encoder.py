@@ -38,10 +38,12 @@ def serving_document(
     parameters: Mapping[str, Any],
     alike: Alike = None,
     truncation_side: Literal["left", "right"] = "right",
+    shares_prefixes: bool = False,
 ) -> EncoderServing:
     """Return the settings, for serving.json, of the emitted front. Raises SpecError.
 
-    `alike`: the property that rows of one call must share.
+    `alike`: the property that rows of one call must share; `shares_prefixes`: True if `graph` computes equal
+    beginnings of rows once.
     """
     token_budget = max(spec.serving.token_budget, max_length)
     calls = Calls(spec.max_batch_size, max_length, token_budget)
@@ -56,7 +58,7 @@ def serving_document(
         inputs={name: SOURCES.get(name, "task") for name in graph.inputs},
         outputs=graph.outputs,
         pad=pad,
-        batching=Batching(token_budget, spec.max_batch_size, spec.serving.call_cost, buckets, alike),
+        batching=Batching(token_budget, spec.max_batch_size, spec.serving.call_cost, buckets, alike, shares_prefixes),
         parameters=parameters,
         limits=request_limits(spec.serving.limits),
     )
@@ -139,7 +141,7 @@ def queue_limits(options: BuildSpec) -> QueueLimits:
 def bucketed(serving: EncoderServing, graph: Graph) -> EncoderServing:
     """Return `serving` with calls padded to a few shapes, if the engine of `graph` needs that."""
     batching = serving.batching
-    shapes = graph_engine(graph.engine).buckets(batching.max_rows, serving.max_length, batching.token_budget)
+    shapes = graph_engine(graph.engine).buckets(batching.max_rows, serving.max_length, batching.padded_budget)
     if not shapes or batching.alike == "length":
         return serving
     return replace(serving, batching=replace(batching, buckets=shapes))

@@ -1,6 +1,6 @@
 """Cut a batch of rows of unequal length into engine calls with little padding.
 
-Knows lengths; knows nothing about texts, tensors or engines.
+Knows lengths and token ids; knows nothing about texts or engines.
 """
 
 from __future__ import annotations
@@ -9,14 +9,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..contract import Batching
 
-def cut(
-    lengths: Sequence[int],
-    token_budget: int,
-    max_rows: int,
-    call_cost: int,
-    buckets: "Sequence[Sequence[int]]" = (),
-) -> list[list[int]]:
+
+def cut(lengths: Sequence[int], batching: Batching) -> list[list[int]]:
     """Partition row indices into engine calls of least total cost.
 
     Rows are sorted by length; a call on rows of longest length L costs `rows * L + call_cost`, in tokens, where
@@ -25,28 +21,59 @@ def cut(
     except that a single row is always allowed. With `buckets`, each (rows, tokens of a row), rows and L are rounded up
     to those of the next bucket.
     """
-    order = np.argsort(np.asarray(lengths, dtype=np.int64), kind="stable")
-    ordered = _round_up(np.asarray(lengths, dtype=np.int64)[order], [tokens for _, tokens in buckets])
-    n = len(order)
-    padded = _round_up(np.arange(max_rows + 1), [rows for rows, _ in buckets])
+    every = np.asarray(lengths, dtype=np.int64)
+    return _cheapest(np.argsort(every, kind="stable"), every, batching)[1]
+
+
+def cut_sharing(ids: np.ndarray, batching: Batching) -> list[list[int]]:
+    """Partition rows as `cut` does, for an engine that computes equal beginnings of rows once, and no padding.
+
+    A token that it skips costs `skipped_cost`, in the sum and in the budget. `ids`: (rows, longest), padded with -1. Of
+    two orders the cheaper is taken: by length, and by token ids, where rows that begin alike are neighbours. A row
+    shares with the one before it in the call, so a call's tokens are never counted too low.
+    """
+    lengths = (ids >= 0).sum(axis=1)
+    partitions = []
+    for order in (np.argsort(lengths, kind="stable"), np.lexsort(ids.T[::-1])):
+        ordered, own = ids[order], lengths.copy()
+        differs = np.logical_or.accumulate(ordered[1:] != ordered[:-1], axis=1)
+        own[order[1:]] -= np.minimum((~differs).sum(axis=1), own[order[1:]])
+        partitions.append(_cheapest(order, lengths, batching, own))
+    return min(partitions, key=lambda partition: partition[0])[1]
+
+
+def _cheapest(
+    order: np.ndarray, lengths: np.ndarray, batching: Batching, own: "np.ndarray | None" = None
+) -> tuple[float, list[list[int]]]:
+    """Return the least cost of the rows in this order, by length unless `own` is given, and their calls.
+
+    `own`: the tokens of each row without those that it has in common with the one before it in the order.
+    """
+    n, budget, padded_budget = len(order), batching.token_budget, batching.padded_budget
+    ordered = np.maximum(_round_up(lengths[order], [tokens for _, tokens in batching.buckets]), 1)
+    rows = _round_up(np.arange(batching.max_rows + 1), [rows for rows, _ in batching.buckets])
+    if own is not None:
+        total, shared = np.append(0, np.cumsum(own[order])), (lengths - own)[order]
     cost = np.zeros(n + 1)
     start_of = np.zeros(n + 1, dtype=np.int64)
     for end, length in enumerate(ordered.tolist(), 1):
-        longest = max(length, 1)
-        limit = max(1, min(max_rows, token_budget // longest, end))
-        tokens = padded[limit:0:-1] * longest  # of calls of `limit` rows, one less, ..., one
-        costs = cost[end - limit : end] + tokens
-        if buckets and limit > 1:
-            costs[:-1][tokens[:-1] > token_budget] = np.inf
+        start = end - max(1, min(batching.max_rows, padded_budget // length, end))
+        tokens = rows[end - start : 0 : -1] * length  # of calls from `start` on, from the row after it on, ...
+        if own is not None:
+            padded = rows[end - start : 0 : -1] * np.maximum.accumulate(ordered[start:end][::-1])[::-1]
+            computed = total[end] - total[start:end] + shared[start:end]
+            tokens = computed + batching.skipped_cost * (padded - computed)
+        costs = cost[start:end] + tokens
+        costs[:-1][tokens[:-1] > budget] = np.inf
         best = int(costs.argmin())
-        cost[end], start_of[end] = costs[best] + call_cost, end - limit + best
+        cost[end], start_of[end] = costs[best] + batching.call_cost, start + best
     calls = []
     end = n
     while end:
         start = int(start_of[end])
         calls.append(order[start:end].tolist())
         end = start
-    return calls[::-1]
+    return float(cost[n]), calls[::-1]
 
 
 def _round_up(values: np.ndarray, steps: "Sequence[int]") -> np.ndarray:

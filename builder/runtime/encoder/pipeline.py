@@ -18,7 +18,7 @@ from tokenizers import Encoding
 from ..contract import load_encoder
 from ..fields import InputError, Tensors, as_bytes, option, refuse_large
 from ..tokens import TOKENIZE, TOKENS
-from .cutting import cut, smallest_bucket
+from .cutting import cut, cut_sharing, smallest_bucket
 from .task import PROMPT_TOKENS, TRUNCATED, EncodingJob, Row, Task
 from .text import TextEncoder
 
@@ -182,9 +182,11 @@ class Pipeline:
         return list(groups.values())
 
     def _cut(self, rows: Sequence[Row], group: Sequence[int]) -> list[list[int]]:
-        limits = self.serving.batching
-        lengths = [len(rows[i].encoding) for i in group]
-        calls = cut(lengths, limits.token_budget, limits.max_rows, limits.call_cost, limits.buckets)
+        batching = self.serving.batching
+        if batching.shares_prefixes:
+            calls = cut_sharing(_pad([rows[i].encoding.ids for i in group], -1), batching)
+        else:
+            calls = cut([len(rows[i].encoding) for i in group], batching)
         return [[group[i] for i in call] for call in calls]
 
     def _try_infer(self, feeds: dict[str, np.ndarray]) -> Mapping[str, np.ndarray] | Exception:

@@ -59,8 +59,7 @@ def batch_ms(cost: CallCost, tokens: np.ndarray, batching: Batching) -> float:
     if len(tokens) == 1:
         return cost.ms(float(tokens[0]))
     whole = np.ceil(tokens).astype(int).tolist()
-    calls = cut(whole, batching.token_budget, batching.max_rows, batching.call_cost)
-    return sum(cost.ms(len(call) * max(whole[index] for index in call)) for call in calls)
+    return sum(cost.ms(len(call) * max(whole[index] for index in call)) for call in cut(whole, batching))
 
 
 def lengths(mean: float, longest: float, count: int, chance: np.random.Generator) -> np.ndarray:

@@ -146,7 +146,8 @@ class Encoder:
         Raises VerificationError with the cause, if one is known.
         """
         spec, exported = self.spec, fused.exported
-        evaluator = make_evaluator(spec, self.checkpoint, exported.export.module, fused.graph, self.folder)
+        module, shares = exported.export.module, exported.export.shares_prefixes
+        evaluator = make_evaluator(spec, self.checkpoint, module, fused.graph, self.folder, shares)
         level = f"{spec.level} " if spec.level < EXACT_LEVEL else ""
         name = f"{level}{'' if fused.empty is None else 'compacted '}fp32"
         return _judged(name, fused, evaluator, reference, self._fp32.is_mapped(fused.graph))
