@@ -86,6 +86,7 @@ class Engine:
         built = [image for image in images if image.endswith(f":{TRIAL}")]
         if built:
             self.podman("rmi", "--force", *built)
+        self.podman("image", "prune", "--force")  # of runs that were interrupted
         return f"the base images are left in {self.folder}"
 
     def podman(self, *arguments: str | Path, timeout: float = COMMAND_TIMEOUT_S) -> str:
