@@ -19,16 +19,21 @@ if TYPE_CHECKING:
     from torch.nn import Module  # takes seconds to import, and checks of a repository need numbers alone
 
 ADVICE = "or state the serving machine's memory in models.yaml (machine: {memory_gb: ...})"
+BIAS_COPIES = 2  # of a bias on positions at once: as it is computed, and as attention reads it
 BYTES_PER_VALUE = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1}  # bytes of a number of the cache
 
 
 @dataclass(frozen=True)
 class ReservedMemory:
-    """Bytes that a generating model reserves; `adapters`: LoRA matrices, in stacks and as read."""
+    """Bytes that a generating model reserves.
+
+    `adapters`: LoRA matrices, in stacks and as read; `bias`: that on positions, in the largest call.
+    """
 
     cache: int
     weights: int
     adapters: int = 0
+    bias: int = 0
 
 
 def cache_bytes(layers: Sequence[LayerShape], slots: int, length: int, width: int = 4) -> int:
@@ -39,6 +44,16 @@ def cache_bytes(layers: Sequence[LayerShape], slots: int, length: int, width: in
 def state_bytes(layers: Sequence[LayerShape]) -> int:
     """Return the bytes of the states of one row, whatever its length."""
     return sum(math.prod(shape) for layer in layers for shape in layer.states) * BYTES_PER_VALUE["float32"]
+
+
+def bias_bytes(heads: int, tokens: int, length: int) -> int:
+    """Return the bytes of a bias on positions: of `heads` heads, in a call of `tokens` tokens of `length` positions."""
+    return BIAS_COPIES * heads * tokens * length * BYTES_PER_VALUE["float32"]
+
+
+def largest_call(prefill_tokens: int, slots: int) -> int:
+    """Return the tokens of the largest call of a decode loop: a piece of a prompt, or a token of each slot."""
+    return max(prefill_tokens, slots)
 
 
 def weights_bytes(model: Module) -> int:

@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from builder.common.errors import RepositoryError, SpecError
+from builder.common.memory import largest_call
 from builder.engines import graph_engine
 from builder.options.choices import KEEP
 from builder.repository.check import check
@@ -203,9 +204,14 @@ def _report(before: Path, number: int, serving: bytes, settings: Settings, reaso
     report = read_report(before.parent, before.name)
     digests = {**report.files[report.name], f"{before.name}/{FILE}": hashlib.sha256(serving).hexdigest()}
     own = {numbered(path, number, of=int(before.name)): digest for path, digest in digests.items()}
-    memory = report.memory
+    memory, earlier = report.memory, read_settings(before)
     if memory is not None and "slots" in settings:
-        memory = {**memory, "cache": memory["cache"] // read_settings(before)["slots"] * settings["slots"]}
+        memory = {**memory, "cache": memory["cache"] // earlier["slots"] * settings["slots"]}
+    if memory is not None and "bias" in memory:
+        old, new = (
+            largest_call(one["serving.prefill_tokens"], one["slots"]) for one in (earlier, {**earlier, **settings})
+        )
+        memory = {**memory, "bias": memory["bias"] // old * new}
     changes = ", ".join(f"{key} {value}" for key, value in settings.items())
     return replace(
         report,

@@ -224,6 +224,6 @@ def report_of(
         threshold=task.required(spec.quality),
         padding=0.0,
         files=file_hashes(entries),
-        memory={purpose: size for purpose, size in asdict(memory).items() if size or purpose != "adapters"},
+        memory={purpose: size for purpose, size in asdict(memory).items() if size or purpose in ("cache", "weights")},
         **family_fields,
     )

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from builder.common.memory import BYTES_PER_VALUE, cache_bytes, state_bytes
+from builder.common.memory import BYTES_PER_VALUE, cache_bytes, largest_call, state_bytes
 from builder.engines import graph_engine
 from builder.options import Capacity, Load
 from builder.runtime.contract import LayerShape
@@ -27,7 +28,7 @@ def plan_generating(capacity: Capacity, load: Load, needs: ModelNeeds) -> ModelP
     """Return the slots, prefill tokens, queue, cache and shared memory that `load` needs."""
     cost = decoding_cost(needs.latency or {})
     lines = [PlanLine("threads", "all cores: one loop", str(capacity.cores))]
-    settings: dict[str, object] = {"threads": capacity.cores}
+    settings: dict[str, Any] = {"threads": capacity.cores}
     slots, busy = capacity.slots, None
     lacking: list[str] = []
     if cost is not None:
@@ -44,11 +45,16 @@ def plan_generating(capacity: Capacity, load: Load, needs: ModelNeeds) -> ModelP
         settings["max_length"] = length
     settings["slots"] = slots
     requests, limits = slots + capacity.serving.queue.size, capacity.serving.limits
+    tokens = largest_call(settings.get("serving.prefill_tokens", capacity.prefill_tokens), slots)
+    bias = tokens * length * needs.bias
+    if bias:
+        formula = f"{tokens} tokens of a call x {length} positions x {needs.bias} bytes"
+        lines.append(PlanLine("bias on positions", formula, megabytes(bias)))
     memory, size, shared = memory_lines(
-        1, needs.weights, requests, limits.request_bytes, needs.answer_bytes, cache, needs.draft
+        1, needs.weights, requests, limits.request_bytes, needs.answer_bytes, cache, needs.draft, bias
     )
     if size > capacity.memory:
-        excess = needs.weights + needs.draft + cache - capacity.memory
+        excess = needs.weights + needs.draft + cache + bias - capacity.memory
         lacking.append(
             f"weights and cache exceed the {megabytes(capacity.memory)} that may be used, by {megabytes(excess)}. What "
             f"helps: a max_length below {length}, fewer slots, --cache int8, or --precision int8"

@@ -79,15 +79,16 @@ def memory_lines(
     answer_bytes: int,
     cache: int = 0,
     draft: int = 0,
+    bias: int = 0,
 ) -> tuple[tuple[PlanLine, PlanLine], int, int]:
     """Return lines for the resident bytes and for those of /dev/shm, and the two numbers.
 
     Each instance has its own process and its own weights. All `requests` that are in an instance at once are as large
     as their limits allow.
     """
-    size = instances * (PROCESS + weights) + cache + draft
+    size = instances * (PROCESS + weights) + cache + draft + bias
     parts = f"{instances} x ({megabytes(PROCESS)} of Python + {megabytes(weights)} of weights)"
-    besides = (("cache", cache), ("the draft", draft))
+    besides = (("cache", cache), ("the draft", draft), ("the bias on positions", bias))
     formula = parts + "".join(f" + {megabytes(part)} of {what}" for what, part in besides if part)
     shared = instances * (REGION + requests * (request_bytes + answer_bytes))
     shared_formula = (

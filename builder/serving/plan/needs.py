@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from builder.common.errors import RepositoryError, SpecError
+from builder.common.memory import largest_call
 from builder.common.speed import Latencies
 from builder.engines import session_engine
 from builder.options import BuildSpec
@@ -26,7 +27,8 @@ class ModelNeeds:
     """Sizes and speeds of a model.
 
     `weights`: bytes of one instance, its adapters included. `length`: tokens of a text or of a slot. `cross`:
-    layers of cross-attention, over `source` tokens. `draft`: bytes of the draft model, its cache included.
+    layers of cross-attention, over `source` tokens. `draft`: bytes of the draft model, its cache included. `bias`:
+    bytes of a bias on positions, for each token of a call and each position.
     `activations`: bytes that the largest call of one instance computes on a GPU, and `activated` the formula for them.
     `sized`: options of its cache that a card's memory decides, where the specification leaves them open.
     """
@@ -45,6 +47,7 @@ class ModelNeeds:
     faster: str = ""
     answer_bytes: int = STRING
     draft: int = 0
+    bias: int = 0
     activations: int = 0
     activated: str = ""
     sized: Mapping[str, float] = field(default_factory=dict)
@@ -87,6 +90,7 @@ def published(repository: Path, name: str) -> ModelNeeds:
     if isinstance(serving, EncoderServing):
         return needs
     arena, source = serving.arena, serving.source
+    bias = (report.memory or {}).get("bias", 0)
     return replace(
         needs,
         layers=arena.layers,
@@ -95,6 +99,7 @@ def published(repository: Path, name: str) -> ModelNeeds:
         engine=session_engine(serving.session).name,
         cross=() if source is None else source.layers,
         source=0 if source is None else source.max_length,
+        bias=bias // (largest_call(serving.prefill_tokens or 0, arena.slots) * arena.length),
     )
 
 

@@ -14,9 +14,10 @@ from builder.checkpoints.drafts.loading import describe_draft
 from builder.checkpoints.linear_layers import linear_layers
 from builder.checkpoints.resolve import describe
 from builder.common.errors import SpecError
-from builder.common.memory import BYTES_PER_VALUE, cache_bytes
+from builder.common.memory import BYTES_PER_VALUE, bias_bytes, cache_bytes
 from builder.engines import session_engine
 from builder.engines.decoding import DecodingEngine, engine_of, measurable
+from builder.graphs.export.architectures import bias_heads
 from builder.graphs.export.decoder import cache_shapes
 from builder.graphs.export.lora import AdapterCapacity
 from builder.graphs.export.seq2seq import seq2seq_shapes
@@ -61,7 +62,8 @@ def needs_of_checkpoint(spec: BuildSpec) -> ModelNeeds:
             cache, paged = engine.cache_type, engine.paged
             draft = 0 if spec.draft is None else _bytes(spec, checkpoint)
             needs = ModelNeeds("generation", size, length, layers, cache=cache, paged=paged, measured=measured)
-            return replace(needs, engine=session_engine(engine.session()).name, draft=draft)
+            bias = 0 if paged else bias_bytes(bias_heads(checkpoint.model), 1, 1)
+            return replace(needs, engine=session_engine(engine.session()).name, draft=draft, bias=bias)
         own, cross = seq2seq_shapes(checkpoint.model)
     answer = read_settings(checkpoint, spec.task, spec.slots, spec.beams, spec.max_answer).max_answer
     return ModelNeeds("generation", size, answer, own, cross, source=length, measured=measured)

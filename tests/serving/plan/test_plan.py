@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from builder.common.errors import SpecError
-from builder.common.memory import cache_bytes
+from builder.common.memory import bias_bytes, cache_bytes
 from builder.common.releases import NEWEST
 from builder.options import BuildSpec, make_spec
 from builder.runtime.contract import LayerShape
@@ -233,6 +233,17 @@ def test_plan_adds_up_the_models_of_one_machine(monkeypatch: pytest.MonkeyPatch)
     lacking = _machine(monkeypatch, _spec({}, name="encoder", **small), _spec({}, name="writes", **small)).lacking
     assert any("/dev/shm needs" in text and "has 64" in text for text in lacking)
     assert any("and 500 MB may be used" in text for text in lacking)
+
+
+def test_plan_counts_a_bias_on_positions_in_the_largest_call() -> None:
+    """Regression: biases of 64 heads on 1,024 positions, for 256 tokens of a prompt, were left out: 134 MB."""
+    load = {"requests_per_s": 1, "tokens": 100, "answer_tokens": 50}
+    plain, biased = _decoder(load), _decoder(load, replace(DECODER, bias=bias_bytes(64, 1, 1)))
+    assert biased.memory - plain.memory == bias_bytes(64, 256, 1024) == 2 * 64 * 256 * 1024 * 4
+    assert "bias on positions" not in _lines(plain)
+    assert _lines(biased)["bias on positions"] == "134 MB"
+    many = _decoder(load, replace(DECODER, bias=bias_bytes(64, 1, 1), latency=None), slots=300)
+    assert _lines(many)["bias on positions"] == "157 MB", "a step of 300 slots"
 
 
 @pytest.mark.parametrize(

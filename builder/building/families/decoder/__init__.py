@@ -21,9 +21,10 @@ from builder.checkpoints.generation_config import generation_file, refuse_unserv
 from builder.checkpoints.linear_layers import linear_layers
 from builder.checkpoints.tokenizer import refuse_other_text
 from builder.common.errors import CheckpointError, SpecError
-from builder.common.memory import refuse_slots, weights_bytes
+from builder.common.memory import bias_bytes, largest_call, refuse_slots, weights_bytes
 from builder.common.progress import Stage
 from builder.engines.decoding import DecodingEngine, engine_of, measurable
+from builder.graphs.export.architectures import bias_heads
 from builder.graphs.export.decoder import cache_shapes
 from builder.graphs.export.lora import AdapterCapacity
 from builder.options import BuildSpec
@@ -79,6 +80,16 @@ def _on_one(
     if any(layer.states for layer in layers):
         engine.refuse_states()
     memory = engine.plan_memory(layers, weights, checkpoint.max_length)
+    tokens, heads = largest_call(spec.prefill_tokens, spec.slots), bias_heads(checkpoint.model)
+    if heads and not engine.paged:
+        memory = replace(memory, bias=bias_bytes(heads, tokens, checkpoint.max_length))
+        refuse_slots(
+            memory.cache + memory.bias,
+            spec.usable_memory,
+            "the cache and the bias on positions need",
+            f"{spec.slots} slots of {checkpoint.max_length} tokens, and {tokens} tokens of a call in {heads} heads",
+            "serving.prefill_tokens, --slots or --max-length",
+        )
     if spec.adapters:
         memory = replace(memory, adapters=AdapterCapacity.of(spec).bytes(linear_layers(checkpoint.model)))
         adapters = f"{spec.adapters} adapters of rank {spec.adapter_rank}"

@@ -5,8 +5,9 @@ method with which every attention emits the fused operator; or several such trip
 the architecture by which the fused attention over a cache cannot compute its decoder. Beside `REPLACED` it may have
   prepared     a context manager in which a model has the modules that those methods use
   layers       what each layer keeps of a text, where transformers' cache does not show it
+  bias_heads   how many heads have a bias on positions of their own, 1 if all have the same
   seen_tokens  up to how many tokens of a text each sees all before it
-The last two take the configuration. An architecture without a file here needs none, or exports unfused.
+The last three take the configuration. An architecture without a file here needs none, or exports unfused.
 """
 
 from __future__ import annotations
@@ -46,6 +47,12 @@ def own_layers(model: PreTrainedModel) -> tuple[LayerShape, ...] | None:
     """Return what each layer keeps of a text, by the architecture's own file; None if transformers' cache shows it."""
     found = _by_configuration(model, "layers")
     return None if found is None else tuple(found)
+
+
+def bias_heads(model: PreTrainedModel) -> int:
+    """Return how many heads have a bias on positions of their own, 1 if all have the same, 0 for none."""
+    heads: int = _by_configuration(model, "bias_heads") or 0
+    return heads
 
 
 def refuse_uncomputable(model: PreTrainedModel) -> None:

@@ -5,9 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from transformers import BloomConfig
 from transformers.models.bloom.modeling_bloom import BloomAttention, _get_alibi_slopes
 
 from builder.graphs.export.cached_attention import group_query_attention, position_bias
+
+
+def bias_heads(config: BloomConfig) -> int:
+    return config.n_head
 
 
 def _forward(

@@ -5,10 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from transformers import FalconConfig
 from transformers.models.falcon import modeling_falcon
 from transformers.models.falcon.modeling_falcon import FalconAttention
 
 from builder.graphs.export.cached_attention import group_query_attention, position_bias
+
+
+def bias_heads(config: FalconConfig) -> int:
+    return config.num_attention_heads if config.alibi else 0
 
 
 def _forward(

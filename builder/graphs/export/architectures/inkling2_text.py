@@ -10,6 +10,7 @@ import torch
 from transformers import Inkling2TextConfig
 from transformers.models.inkling2.modeling_inkling2 import Inkling2DynamicShortConvolution, Inkling2RelativeLogits
 
+from builder.graphs.export.architectures.inkling_text import bias_heads as bias_heads
 from builder.graphs.export.architectures.inkling_text import by_distance
 from builder.graphs.export.states import previous_tokens
 from builder.runtime.contract import LayerShape

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from transformers import Llama4TextConfig
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama4.modeling_llama4 import (
@@ -21,6 +22,11 @@ from transformers.models.llama4.modeling_llama4 import (
 from builder.graphs.export.caches import running_cache
 from builder.graphs.export.chosen_experts import CHOSEN_EXPERTS
 from builder.graphs.export.complex_rotary import angles, rotate_pairs
+
+
+def bias_heads(config: Llama4TextConfig) -> int:
+    """Return 1: chunks are the same for all heads."""
+    return 1
 
 
 def _forward(

@@ -5,9 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from transformers import MptConfig
 from transformers.models.mpt.modeling_mpt import MptAttention, build_mpt_alibi_tensor
 
 from builder.graphs.export.cached_attention import group_query_attention, position_bias
+
+
+def bias_heads(config: MptConfig) -> int:
+    return config.n_heads
 
 
 def _forward(
