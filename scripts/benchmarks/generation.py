@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import queue
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -22,31 +21,25 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import grpc
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoConfig, AutoTokenizer
-from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from builder.building.pipeline import build
-from builder.building.variants.encoder import measurements_of
 from builder.checkpoints.libraries import quiet_libraries
 from builder.common.machine import available_cores
-from builder.options import make_spec
 from builder.serving.server.triton import TritonServer, running
 from scripts.benchmarks import peers
 from scripts.benchmarks.circumstances import circumstances, refuse_other, write_figures
 from scripts.benchmarks.decode_limits import cached_layers, decode_limit
+from scripts.benchmarks.generation_builds import built, own_side
 from scripts.benchmarks.generation_work import WORKS, Cell, WorkItem, make_cells
-from scripts.benchmarks.generators import first_layers, make_checkpoint
+from scripts.benchmarks.generators import make_checkpoint
 from scripts.benchmarks.machine_limits import machine_limits
-from scripts.benchmarks.peers.clock import Clock
+from scripts.benchmarks.token_streams import load
 from scripts.benchmarks.traffic import counters
 
 WARM_UP = 2000  # characters of a prompt
 LIMIT = "limit of the machine"
-CONTEXT_SLOTS, CONTEXT_LENGTH = 16, 8448  # of a build for --contexts, at least: all of them are runs of one build
 OURS = (
     "int8", "int8/int8", "int4-weights", "int4-weights@128", "fp32",
     "openvino:int8/int8", "openvino:int4-weights@128/int8",
@@ -115,8 +108,8 @@ def _bench_model(
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     cells = make_cells(tokenizer, AutoConfig.from_pretrained(checkpoint).max_position_embeddings, options)
     own = {
-        title: _built(checkpoint, folder if options.checkpoints else scratch / name, wanted)
-        for title, wanted in map(partial(_own_side, cells), filter(None, options.ours.split(",")))
+        title: built(checkpoint, folder if options.checkpoints else scratch / name, wanted)
+        for title, wanted in map(partial(own_side, cells), filter(None, options.ours.split(",")))
     }
     rounds: dict[str, list[dict[str, Any]]] = {}
     for _ in range(options.rounds):
@@ -147,42 +140,6 @@ def _bench_model(
         _show(console, name, LIMIT, sides[LIMIT])
     console.print(_table(name, sides, list(cells)))
     return sides
-
-
-def _own_side(cells: Mapping[str, Cell], kind: str) -> tuple[str, dict[str, Any]]:
-    """Return the title and the options of the build of one of `--ours`."""
-    engine, _, rest = kind.rpartition(":")
-    rest, _, layers = rest.partition("+")
-    weights, _, cache = rest.partition("/")
-    precision, _, block = weights.partition("@")
-    title = (
-        f"ours {'OpenVINO ' * bool(engine)}{precision}"
-        + (f", blocks of {block}" if block else "")
-        + (f", {cache} cache" if cache else "")
-        + (f", draft of {layers} layers" if layers else "")
-    )
-    by_context = any(cell.context for cell in cells.values())
-    return title, {
-        "engine": engine or None,
-        "precision": precision,
-        "cache": cache or "fp32",
-        "block_size": int(block or 32),
-        "max_length": max([*(cell.longest for cell in cells.values()), CONTEXT_LENGTH * by_context]),
-        "slots": max([*(cell.clients for cell in cells.values()), CONTEXT_SLOTS * by_context]),
-        "draft": layers or None,
-        "quality": 0.0,  # random weights have none to lose
-        "perplexity": 1e9,
-    }
-
-
-def _built(checkpoint: Path, folder: Path, wanted: dict[str, Any]) -> Path:
-    """Return the repository of a side, built and verified at its first use."""
-    if wanted["draft"]:
-        wanted = {**wanted, "draft": str(first_layers(checkpoint, int(wanted["draft"])))}
-    repository = folder / f"ours-{_key(wanted)}"
-    if not repository.exists():
-        build(make_spec(model=str(checkpoint), name="model", output=repository, **wanted))
-    return repository
 
 
 def _limits(checkpoint: Path, repository: Path, cells: Mapping[str, Cell]) -> dict[str, Any]:
@@ -217,13 +174,6 @@ def check_counts(title: str, documents: Mapping[str, Any], measured: Mapping[str
             raise SystemExit(f"{title}, {at}: {figures['tokens']} tokens came, and {asked} were asked for")
 
 
-def _key(figures: dict[str, Any]) -> str:
-    """Return the name of a cached repository: it differs for other options or another version of this project."""
-    path = measurements_of(figures).path
-    assert path is not None
-    return path.stem[:12]
-
-
 def _work_document(cell: Cell, most: int | None) -> dict[str, Any]:
     return {
         "concurrency": cell.clients,
@@ -247,55 +197,6 @@ def _counted(server: TritonServer, cell: Cell) -> dict[str, float]:
     if drafted:
         shares |= {"drafted_share": right / tokens, "draft_acceptance": right / drafted}
     return {**figures, **shares}
-
-
-def load(url: str, work: Sequence[WorkItem], concurrency: int) -> dict[str, float]:
-    """Run clients over one gRPC stream; return the figures of `Clock`."""
-    outgoing: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    waiting = list(enumerate(work))
-
-    def send() -> None:
-        index, item = waiting.pop(0)
-        clock.send(str(index))
-        outgoing.put(_request(str(index), item))
-
-    with grpc.insecure_channel(url) as channel:
-        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        clock = Clock()
-        for _ in range(min(concurrency, len(waiting))):
-            send()
-        left = len(work)
-        for message in stub.ModelStreamInfer(iter(outgoing.get, None)):
-            if message.error_message:
-                raise RuntimeError(message.error_message)
-            response = message.infer_response
-            names = [output.name for output in response.outputs]
-            raw = response.raw_output_contents[names.index("num_output_tokens")]
-            clock.tokens(response.id, int(np.frombuffer(raw, np.uint32)[0]))
-            if "completion_tokens" in names:
-                left -= 1
-                if waiting:
-                    send()
-                if not left:
-                    break
-        outgoing.put(None)
-    return clock.figures()
-
-
-def _request(identity: str, item: WorkItem) -> Any:
-    request = service_pb2.ModelInferRequest(model_name="model", id=identity)
-    text = item.text.encode()
-    values = (
-        ("text_input", "BYTES", len(text).to_bytes(4, "little") + text),
-        ("max_tokens", "INT32", np.int32(item.new_tokens).tobytes()),
-        ("ignore_eos", "BOOL", b"\x01"),
-        ("stream", "BOOL", b"\x01"),
-        ("return_num_output_tokens", "BOOL", b"\x01"),
-    )
-    for name, kind, raw in values:
-        request.inputs.add(name=name, datatype=kind, shape=[1])
-        request.raw_input_contents.append(raw)
-    return request
 
 
 def _show(console: Console, name: str, title: str, cells: Mapping[str, Any]) -> None:
