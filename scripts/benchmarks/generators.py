@@ -92,6 +92,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "vocab_size": 100352,
             "hidden_size": 768,
+            "intermediate_size": 2048,  # no layer has it without experts, but llama.cpp reads it
             "shared_intermediate_size": 2048,
             "num_local_experts": 0,
             "num_experts_per_tok": 0,

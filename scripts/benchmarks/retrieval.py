@@ -48,7 +48,7 @@ OURS: dict[str, tuple[str, dict[str, str]]] = {  # side: precision, options of t
     "ours int8-static OpenVINO": ("int8", {"precision": "int8-static", "engine": "openvino"}),
     "ours int8-weights": ("int8-weights", {"precision": "int8-weights"}),
 }
-COMPARED = 6  # requests whose answers are compared
+COMPARED = 6  # texts whose answers are compared, at least; of a ranker one request, as it brings more
 Round = dict[str, dict[str, float]]  # by clients: texts_per_s, p50_ms, p99_ms
 
 
@@ -197,7 +197,7 @@ def _agreement(door: Door, work: Work, environments: Path) -> float:
 
     Scores of documents are compared around their mean, so that it is their correlation.
     """
-    requests, path = work.requests[:COMPARED], work.folder / "reference.json"
+    requests, path = work.requests[: max(1, COMPARED // work.model.texts)], work.folder / "reference.json"
     if not path.exists():
         folder = work.folder / PEERS[REFERENCE].environment
         _copy(work.checkpoint, folder)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from tests.models import minilm
@@ -97,6 +98,7 @@ def _qwen3_reranker(folder: Path) -> None:
     model = folder.with_name(folder.name + "-model")
     AutoModelForCausalLM.from_config(_qwen3()).save_pretrained(model)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(minilm(), padding_side="left")
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="$A", pair="$A $B")  # as Qwen3's, adds none
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(model)
     yes, no = tokenizer.convert_tokens_to_ids(["yes", "no"])

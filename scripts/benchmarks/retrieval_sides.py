@@ -42,9 +42,7 @@ LIBRARIES: dict[str, PeerSide] = {
     "sentence-transformers OpenVINO": PeerSide("retrieval_openvino", BITS, KINDS, "retrieval_openvino"),
     REFERENCE: PeerSide("retrieval_openvino", ("fp32", "bf16"), KINDS),
     "FastEmbed": PeerSide("retrieval_fastembed", ("fp32", "int8"), converter="retrieval_onnx"),
-    "openvino-genai": PeerSide(
-        "retrieval_genai", ("fp32", "bf16", "int8-weights"), ("embed", "rerank"), "retrieval_openvino"
-    ),
+    "openvino-genai": PeerSide("retrieval_genai", BITS, ("embed", "rerank"), "retrieval_openvino"),
 }
 SERVERS: dict[str, PeerSide] = {
     "infinity torch": PeerSide("infinity_peer", ("fp32",)),

@@ -26,7 +26,8 @@ OPENVINO = {
     "int8": "openvino/openvino_model_int8.xml",
     "int8-weights": "openvino/openvino_model_int8_weights.xml",
 }
-GENAI = {"fp32": "genai-fp32", "bf16": "genai-fp32", "int8-weights": "genai-int8-weights"}
+# It has no files with 8-bit activations: by default OpenVINO quantises them itself as it runs, in groups of 32.
+GENAI = {"fp32": "genai-fp32", "bf16": "genai-fp32", "int8": "genai-int8-weights", "int8-weights": "genai-int8-weights"}
 
 
 def sentence_transformers_onnx(kind: str, folder: Path, precision: str, threads: int) -> Answers:
@@ -154,9 +155,19 @@ def openvino_genai(kind: str, folder: Path, precision: str, threads: int) -> Ans
     converted = str(folder / GENAI[precision])
     if kind == "rerank":
         config = genai.TextRerankPipeline.Config()
-        config.top_n = 1000
-        ranker = genai.TextRerankPipeline(converted, "CPU", config, **options)
-        return lambda requests: [_in_order(ranker.rerank(r["query"], r["documents"])) for r in requests]
+        config.top_n, config.padding_side = 1000, "left"
+        ranker, tokenizer = genai.TextRerankPipeline(converted, "CPU", config, **options), genai.Tokenizer(converted)
+
+        def pair(query: str, document: str) -> str:
+            """Return the text of a pair by the checkpoint's template, which the pipeline does not apply."""
+            turns = [{"role": "query", "content": query}, {"role": "document", "content": document}]
+            return tokenizer.apply_chat_template(turns, add_generation_prompt=False)
+
+        def rank(request: dict[str, Any]) -> list[float]:
+            texts = [pair(request["query"], document) for document in request["documents"]]
+            return [score for _, score in sorted(ranker.rerank("", texts))]
+
+        return lambda requests: [rank(request) for request in requests]
     config = genai.TextEmbeddingPipeline.Config()
     pooling, types = _work(folder)["pooling"], genai.TextEmbeddingPipeline.PoolingType
     config.pooling_type = {"mean": types.MEAN, "cls": types.CLS, "lasttoken": types.LAST_TOKEN}[pooling]
@@ -166,17 +177,13 @@ def openvino_genai(kind: str, folder: Path, precision: str, threads: int) -> Ans
     return lambda texts: embedder.embed_documents(texts)
 
 
-def _in_order(ranked: list[tuple[int, float]]) -> list[float]:
-    return [score for _, score in sorted(ranked)]
-
-
 def convert_for_genai(kind: str, folder: Path, precision: str) -> None:
     """Convert a folder for openvino-genai, by Optimum's command line."""
     target = folder / GENAI[precision]
     if target.exists():
         return
     task = "feature-extraction" if kind == "embed" else "text-generation"
-    bits = "int8" if precision == "int8-weights" else "fp32"
+    bits = "int8" if precision.startswith("int8") else "fp32"
     command = [str(Path(sys.executable).with_name("optimum-cli")), "export", "openvino", "--model", str(folder)]
     subprocess.run([*command, "--task", task, "--weight-format", bits, str(target)], check=True, stdout=sys.stderr)
 
