@@ -101,7 +101,7 @@ def _qwen3_reranker(folder: Path) -> None:
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="$A", pair="$A $B")  # as Qwen3's, adds none
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(model)
-    yes, no = tokenizer.convert_tokens_to_ids(["yes", "no"])
+    yes, no = tokenizer.convert_tokens_to_ids(["##yes", "##no"])  # which openvino-genai reads by the names "yes", "no"
     chain = [Transformer(str(model), transformer_task="text-generation"), LogitScore(yes, no)]
     CrossEncoder(modules=chain, device="cpu").save_pretrained(str(folder))
 

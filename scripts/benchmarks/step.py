@@ -2,7 +2,7 @@
 
 Real shapes, random weights, in this process, without Triton. Each side is a process of its own: an engine's threads
 would slow another's. `step` is the executor's call; `loop` is what the decode loop adds to it; `operators` is the
-engine's own profile, in which each operator is a little slower. The limit is the bytes that a step reads over the
+engine's own profile, which slows a step: read it as shares. The limit is the bytes that a step reads over the
 bandwidth that the same process measured.
 """
 

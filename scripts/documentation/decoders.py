@@ -1,4 +1,4 @@
-"""Tables of docs/generation-states.json: decoders that keep a state and a mixture of experts, beside the limit."""
+"""Tables of decoders beside the machine's limit: docs/generation-states.json and docs/step.json."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from scripts.documentation.retrieval import reason
 
 FILE = "generation-states.json"
 LIMIT = "limit of the machine"
+STEP_FILE = "step.json"
+OPERATORS = 4  # the slowest of a step, by name
 TITLES = {
     "lfm2-700m": "LFM2-700M: short convolutions in 10 of 16 layers",
     "qwen3.5-0.8b": "Qwen3.5-0.8B, text alone: the gated delta rule in 18 of 24 layers",
@@ -58,3 +60,33 @@ def _cell(cell: dict[str, float] | None, limit: dict[str, float]) -> str:
     guessed = f", {share:.0%} guessed" if share >= 0.005 else ""
     of_limit = f"{rate / limit['decode_tokens_per_s']:.0%}"
     return f"{rate:.1f} ({of_limit}, {cell['tokens_per_s']:.1f}, {cell['first_token_ms']:.0f}{guessed})"
+
+
+def steps() -> str:
+    """Return a table of each model: the milliseconds of a token beside the least, and the slowest operators."""
+    figures: dict[str, Any] = json.loads((FOLDER / STEP_FILE).read_text("utf-8"))
+    command = f"scripts/bench step --models {','.join(figures['models'])} --output docs/{STEP_FILE}"
+    parts = [
+        f"Recorded by `{command}` on {figures['date']} on {figures['cores']} cores of an {figures['cpu']} "
+        f"([figures](../{STEP_FILE})), one token after {figures['context']}.",
+    ]
+    heads = ("", "read, MB", "GB/s", "limit, ms", "step, ms", "of the limit", "loop, ms", "slowest operators, ms")
+    for name, sides in figures["models"].items():
+        parts.append(f"{name}\n\n{table(heads, (_step(kind, side) for kind, side in sides.items()))}")
+    return "\n\n".join(parts)
+
+
+def _step(kind: str, side: dict[str, Any]) -> tuple[str, ...]:
+    engine, _, weights = kind.rpartition(":")
+    precision, _, block = weights.partition("@")
+    title = f"{'OpenVINO' if engine else 'ONNX Runtime'} {precision}" + f", blocks of {block}" * bool(block)
+    named = [entry for entry in side["operators"].items() if entry[0] != "others"][:OPERATORS]
+    return (
+        title,
+        f"{side['weights_mb'] + side['cache_mb']:.0f}",
+        f"{side['bandwidth_gb_s']:.1f}",
+        *(f"{side[key]:.1f}" for key in ("limit_ms", "step_ms")),
+        f"{side['limit_ms'] / side['step_ms']:.0%}",
+        f"{side['loop_ms']:.2f}",
+        ", ".join(f"{operator} {ms:.1f}" for operator, ms in named),
+    )

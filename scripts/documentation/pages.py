@@ -50,6 +50,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "bench-fastest-peer": figures.fastest_peer,
     "bench-long-prompts": figures.long_prompts,
     "bench-states": decoders.states,
+    "bench-steps": decoders.steps,
     "bench-seq2seq": figures.seq2seq,
     "bench-soak": figures.soak,
     "bench-fleet-builds": figures.fleet_builds,

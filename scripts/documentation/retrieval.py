@@ -59,13 +59,12 @@ def sentence() -> str:
         measured = [ratios[count] for _, _, ratios in runs if count in ratios]
         ranges.append(f"{min(measured):.2f} to {max(measured):.2f} times as many from {_clients(count)}")
     ran = {RETRIEVAL_MODELS[name].kind for name, _, _ in runs}
-    kinds = " and ".join(noun for kind, noun in KINDS.items() if kind in ran)
-    cpus = " or ".join(f"an {machine.figures['cpu']}" for machine in machines)
+    kinds = ", ".join(noun for kind, noun in KINDS.items() if kind in ran)
     made = len({(name, precision) for name, precision, _ in runs})
     return (
-        f"Retrieval models, on {machines[0].figures['cores']} cores of {cpus}: texts a second beside the fastest peer "
-        f"with as many bits, the lowest and the highest of {made} of {len(TITLES) * len(PRECISIONS)} "
-        f"runs ({kinds}): {', '.join(ranges)}."
+        f"Retrieval models, on {machines[0].figures['cores']} cores of {len(machines)} processors: texts a second "
+        f"beside the fastest peer with as many bits, the lowest and the highest of {made} of "
+        f"{len(TITLES) * len(PRECISIONS)} runs ({kinds}): {', '.join(ranges)}."
     )
 
 
