@@ -35,6 +35,7 @@ class FakeServers:
         self.numbers: dict[str, int | None] = dict.fromkeys(URLS, 2)
         self.full: set[str] = set()
         self.dying: set[str] = set()  # end while they load another version
+        self.filling: set[str] = set()  # load one version, and are full then
         fakes = self
 
         def known(self: Control, model: str, states: Collection[str] = ("READY",)) -> set[int]:
@@ -49,6 +50,7 @@ class FakeServers:
             if self.url in fakes.full or fakes.numbers[self.url] is None:
                 raise ServeError(f"{name} is not loaded by the server at {self.url}")
             fakes.numbers[self.url] = served_number(repository / name)
+            fakes.full |= fakes.filling & {self.url}
             return fakes.numbers[self.url] or 0
 
         monkeypatch.setattr(Control, "versions", known)
@@ -110,3 +112,42 @@ def test_promote_changes_every_server_or_none(repository: Path, monkeypatch: pyt
     assert main([*arguments[:2], "2", *arguments[2:]]) == 0
     assert set(servers.numbers.values()) == {2}
     assert served_number(repository / "front") == 2
+
+
+def test_failed_rollback_names_servers_that_do_not_go_back(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Regression: the message said that the servers went back although one kept the other version."""
+    servers = FakeServers(monkeypatch, repository)
+    servers.filling.add("a:1")
+    servers.full.add("b:1")
+    assert roll_back(repository) != 0
+    assert servers.numbers == {"a:1": 1, "b:1": 2, "c:1": 2}
+    said = " ".join(capsys.readouterr().err.split())
+    assert "a:1 did not go back to version 2: a:1 (version 1), b:1 (version 2)" in said
+
+
+def test_rollback_to_an_absent_version_leaves_the_repository(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: the repository, which serves a version that is not promoted yet, went to that of the servers."""
+    servers = FakeServers(monkeypatch, repository)
+    servers.numbers = dict.fromkeys(URLS, 1)
+    assert main(["rollback", "front", "7", "--repository", str(repository), "--url", ",".join(URLS)]) != 0
+    assert served_number(repository / "front") == 2
+    assert set(servers.numbers.values()) == {1}
+
+
+def test_server_that_dies_after_the_trial_leaves_the_earlier_version(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: the repository kept the version that was not promoted, and a restarted server loaded it."""
+    servers = FakeServers(monkeypatch, repository)
+    servers.numbers = dict.fromkeys(URLS, 1)
+
+    def passed(*_: object) -> list[str]:
+        servers.numbers["b:1"] = None
+        return []
+
+    monkeypatch.setattr(promote, "_refusals", passed)
+    assert main(["promote", "front", "--repository", str(repository), "--url", ",".join(URLS)]) != 0
+    assert served_number(repository / "front") == 1
+    assert (servers.numbers["a:1"], servers.numbers["c:1"]) == (1, 1)

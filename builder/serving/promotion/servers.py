@@ -56,31 +56,52 @@ class Servers:
     def agreeing(self, name: str, before: int | None) -> Iterator[None]:
         """Keep repository and servers in agreement if the block, which switches `name`, fails.
 
-        One server decides by what it answers with (Control.agreeing); the repository named `before` at first. Several,
-        and the repository, go back to the version that they answer with now.
+        One server decides by what it answers with (Control.agreeing). Several go back to the version that they answer
+        with now, and the repository to version `before`.
         """
         if len(self.controls) == 1:
             with self.controls[0].agreeing(name, before):
                 yield
             return
+        try:
+            running = self._running_of_repository(name)
+        except ServeError:
+            self._restore(name, before)
+            raise
+        try:
+            yield
+        except BaseException as error:
+            others = self._go_back(name, running)
+            self._restore(name, before)
+            if not others and not isinstance(error, ServeError):
+                raise
+            went = f"{', '.join(others)} did not go back" if others else "The servers went back"
+            reason = str(error) or type(error).__name__
+            raise ServeError(f"{reason}. {went} to version {running}: {self.states(name)}") from error
+
+    def _running_of_repository(self, name: str) -> int:
+        """Return the version that every server answers with. Raises ServeError if the repository does not have it."""
         running = self.running(name)
         if running is None or running not in version_numbers(self.repository / name):
             raise ServeError(
                 f"the servers do not answer with a version of {name} that {self.repository} has: {self.states(name)}; "
                 "start them on this repository, or name theirs with --repository"
             )
-        try:
-            yield
-        except BaseException as error:
-            if served_number(self.repository / name) != running:
-                rollback(self.repository, name, running)
-            for control in self.controls:
-                with suppress(ServeError):
-                    if control.versions(name) != {running}:
-                        control.switch(name)
-            if not isinstance(error, ServeError):
-                raise
-            raise ServeError(f"{error}. The servers went back to version {running}: {self.states(name)}") from error
+        return running
+
+    def _go_back(self, name: str, running: int) -> list[str]:
+        """Switch the servers that changed back to version `running`. Return the addresses of those that do not."""
+        for control in self.controls:
+            with suppress(ServeError):
+                if control.versions(name) != {running}:
+                    self._restore(name, running)
+                    control.switch(name)
+        return [control.url for control in self.controls if not _answers_with(control, name, running)]
+
+    def _restore(self, name: str, number: int | None) -> None:
+        """Have the repository serve version `number`, if it has that version and serves another."""
+        if number in version_numbers(self.repository / name) and number != served_number(self.repository / name):
+            rollback(self.repository, name, number)
 
 
 def _addresses(urls: Sequence[str]) -> list[str]:
@@ -102,3 +123,11 @@ def _state(control: Control, name: str) -> str:
     except ServeError:
         return "does not answer"
     return f"version {', '.join(map(str, sorted(versions)))}" if versions else "not loaded"
+
+
+def _answers_with(control: Control, name: str, number: int) -> bool:
+    """Return True if a server answers with this version and no other."""
+    try:
+        return control.versions(name, ("READY",)) == {number}
+    except ServeError:
+        return False
