@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from builder.serving.gateway.errors import ApiError
-from builder.serving.gateway.residency import repository_models
+from builder.serving.gateway.residency import backend, repository_models
 from builder.serving.gateway.residency.backoff import STABLE_AFTER_S
+from builder.serving.gateway.residency.loader import TritonLoader
 from tests.serving.gateway.asgi import Answer, ask
 from tests.serving.gateway.fake_control import make_models, serve
 from tests.serving.gateway.on_demand import Case, until
@@ -158,6 +159,28 @@ def test_unreadable_folder_does_not_end_the_watch(tmp_path: Path, monkeypatch: p
             assert not watching.done()
         watching.cancel()
         assert (await case.embed("embeds-a")).status == 200
+
+    asyncio.run(run())
+
+
+def test_defect_of_one_check_does_not_end_the_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Regression: it ended, and of one Triton among several without a word."""
+    monkeypatch.setattr(backend, "DEATH_CHECK_INTERVAL_S", 0.001)
+    make_models(tmp_path, "embeds-a")
+    case = Case(tmp_path, pins=("embeds-a",))
+
+    def stale(*_: object) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    async def run() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(TritonLoader, "_refuse_unsigned", stale)
+            watching = asyncio.ensure_future(case.backend.watch())
+            await until(lambda: "Stale file handle" in caplog.text)
+        await until(lambda: "embeds-a" in case.triton.loaded)
+        watching.cancel()
 
     asyncio.run(run())
 

@@ -82,7 +82,7 @@ class FleetBackend(Backend):
                 tried.append(server)
                 if has_started or len(tried) >= MAX_ATTEMPTS or error.code not in self.retryable:
                     raise
-                version, holders = await self._candidates(model, requested_version, version, tried)
+                version, holders = await self._candidates(model, requested_version, version, tried, error)
                 if not holders or not self._take_retry():
                     raise
                 self.members.metrics.retries.labels(server.name).inc()
@@ -90,11 +90,17 @@ class FleetBackend(Backend):
                 request.model_version = requested_version  # a canary sends the same request to another model
 
     async def _candidates(
-        self, model: str, requested: str, before: str = "", tried: Sequence[FleetServer] = ()
+        self,
+        model: str,
+        requested: str,
+        before: str = "",
+        tried: Sequence[FleetServer] = (),
+        error: ApiError | None = None,
     ) -> tuple[str, list[FleetServer]]:
         """Return the version of `model` to ask for and the servers that may answer, without those already `tried`.
 
-        `requested`: the version that the client named; `before`: the one asked for before. Both may be empty.
+        `requested`: the version that the client named; `before`: the one asked for before. Both may be empty. `error`:
+        that of the last server tried.
         """
         servers = [server for server in self.members.accepting_with(model) if server not in tried]
         return holders_of(servers, model, requested, before)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from random import Random
 
 from builder.serving.gateway.background import start_task
+from builder.serving.gateway.errors import ApiError
 from builder.serving.gateway.fleet.backend import RETRYABLE, FleetBackend
 from builder.serving.gateway.fleet.fleet_server import FleetServer
 from builder.serving.gateway.fleet.members import FleetMembers
@@ -18,6 +20,7 @@ from builder.serving.gateway.residency.repository_models import RepositoryModels
 
 COPY_PAUSE_S = 1.0  # after a copy of a model, until its servers are looked at again
 IDLE_COPIES_INTERVAL_S = 5.0
+log = logging.getLogger(__name__)
 
 
 class OnDemandFleetBackend(FleetBackend):
@@ -35,13 +38,22 @@ class OnDemandFleetBackend(FleetBackend):
         self.copying: dict[str, asyncio.Task[None]] = {}
 
     async def _candidates(
-        self, model: str, requested: str, before: str = "", tried: Sequence[FleetServer] = ()
+        self,
+        model: str,
+        requested: str,
+        before: str = "",
+        tried: Sequence[FleetServer] = (),
+        error: ApiError | None = None,
     ) -> tuple[str, list[FleetServer]]:
-        """Return the servers that have a model, or the one that is to load it. `requested` may name a version."""
+        """Return the servers that have a model, or the one that is to load it. `requested` may name a version.
+
+        A full queue makes no other server load the model: `_copy_if_full` decides that.
+        """
         now = self.members.now()
         holders = [_on_demand(server) for server in self.members.accepting_with(model) if server not in tried]
         holders = [server for server in holders if server.has_loaded(model) and server.is_healthy(model, now)]
-        if not holders and (servers := self._servers(model, tried)):
+        may_load = error is None or error.code != "queue_full"
+        if not holders and may_load and (servers := self._servers(model, tried)):
             size = await self._size(model, servers[0])
             holders = _with(model, servers) or [place(size, servers)]
         return requested, list(holders)
@@ -66,20 +78,34 @@ class OnDemandFleetBackend(FleetBackend):
 
     async def _copy(self, model: str, holders: Sequence[FleetServer]) -> None:
         try:
-            servers = self._accepting()
-            target = place_copy(model, await self._size(model, servers[0]), holders, servers) if servers else None
-            if target is not None:
-                target.residents.release(await target.residents.lease(model))
+            await self._load_copy(model, holders)
             await asyncio.sleep(COPY_PAUSE_S)
         finally:
             del self.copying[model]
 
+    async def _load_copy(self, model: str, holders: Sequence[FleetServer]) -> None:
+        servers = self._accepting()
+        if not servers:
+            return
+        try:
+            target = place_copy(model, await self._size(model, servers[0]), holders, servers)
+            if target is not None:
+                target.residents.release(await target.residents.lease(model))
+        except ApiError as error:
+            log.warning("no other Triton loads a copy of %s: %s", model, error.message)
+
     async def _size(self, model: str, server: OnDemandServer) -> int:
-        """Return the estimated bytes of a model. Raises ApiError for a model that the repository does not have."""
+        """Return the estimated bytes of a model, 0 if they are unknown: the server that is to load it says why.
+
+        Raises ApiError for a model that the repository does not have.
+        """
         configured = self.models.configured(model)
         stamp, size = self.sizes.get(model, (None, 0))
         if stamp != configured.stamp and configured.model is not None:
-            size = (await server.residents.loader.estimate(model, configured.model.version)).size
+            try:
+                size = (await server.residents.loader.estimate(model, configured.model.version)).size
+            except ApiError:
+                return 0
             self.sizes[model] = configured.stamp, size
         return size
 

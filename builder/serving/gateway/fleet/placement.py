@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-from builder.serving.gateway.fleet.routing import BATCHED_TOKENS, ServerLoad, rank_for, work_limit
+from builder.serving.gateway.fleet.routing import ServerLoad, rank_for, work_limit
 
 CANDIDATES = 3  # servers that may load a model
-COPY_IDLE_S = 60.0  # without a request, after which a copy is unloaded, or a model makes room for a copy of another
+COPY_IDLE_S = 60.0  # without a request, after which a copy is unloaded, or a model is evicted for a copy of another
 
 
 class ServerMemory(ServerLoad, Protocol):
@@ -50,8 +50,6 @@ def place(size: int, candidates: Sequence[M]) -> M:
 
 def place_copy(model: str, size: int, holders: Sequence[ServerLoad], servers: Sequence[M]) -> M | None:
     """Return the server to load another copy on; None unless all `holders` are full and it costs no model in use."""
-    if min(holder.work for holder in holders) <= BATCHED_TOKENS:
-        return None
     limit = work_limit(servers)
     others = [server for server in servers if server not in holders and server.work <= limit]
     if not others or min(holder.work for holder in holders) <= limit:

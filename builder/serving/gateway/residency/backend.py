@@ -75,14 +75,21 @@ class OnDemandBackend(Backend):
         """Check regularly which models Triton has loaded and how much memory they use; keep pinned models loaded."""
         while True:
             try:
-                await self._check_loaded()
-            except ApiError as error:
-                logging.getLogger(__name__).warning("the loaded models are unknown: %s", error.message)
-            await asyncio.gather(*map(self._pin, self.residents.budget.pins))
-            for _ in range(DEATH_CHECKS_PER_INDEX):
+                await self._check_once()
+            except Exception:  # a defect must not end the checks of a server that goes on answering
+                logging.getLogger(__name__).exception("following the models of %s failed once", self.processes.url)
                 await asyncio.sleep(DEATH_CHECK_INTERVAL_S)
-                for stub in await asyncio.to_thread(self.processes.died):
-                    self.residents.handle_dead_process(stub.model, stub.pid)
+
+    async def _check_once(self) -> None:
+        try:
+            await self._check_loaded()
+        except ApiError as error:
+            logging.getLogger(__name__).warning("the loaded models are unknown: %s", error.message)
+        await asyncio.gather(*map(self._pin, self.residents.budget.pins))
+        for _ in range(DEATH_CHECKS_PER_INDEX):
+            await asyncio.sleep(DEATH_CHECK_INTERVAL_S)
+            for stub in await asyncio.to_thread(self.processes.died):
+                self.residents.handle_dead_process(stub.model, stub.pid)
 
     async def _check_loaded(self) -> None:
         started = self.residents.budget.now()

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from builder.serving.gateway.errors import queue_full
 from builder.serving.gateway.fleet import on_demand
+from builder.serving.gateway.fleet.on_demand_server import OnDemandServer
 from builder.serving.gateway.fleet.placement import COPY_IDLE_S, ranked
 from builder.serving.gateway.fleet.routing import BATCHED_TOKENS
 from tests.serving.gateway.asgi import ask
@@ -145,6 +147,66 @@ def test_full_server_gets_help_from_a_copy_that_goes_when_idle(tmp_path: Path, m
         await until(lambda: len(fleet.servers_with("embeds-a")) == 1)
         watching.cancel()
         assert (await fleet.embed("embeds-a")).status == 200
+
+    run(fleet, scenario)
+
+
+def test_copy_that_does_not_load_is_logged_and_delays_the_next(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Regression: its error was dropped, and every request tried again at once."""
+    make_models(tmp_path, "embeds-a")
+    fleet = OnDemandFleet(tmp_path, ADDRESSES)
+
+    async def scenario() -> None:
+        await fleet.embed("embeds-a")
+        (full,) = fleet.servers_with("embeds-a")
+        await fleet.members.check()
+        fleet.members.servers[full].work += 10 * BATCHED_TOKENS
+        for address in set(ADDRESSES) - {full}:
+            fleet.tritons[address].broken["embeds-a"] = "disk full"
+        assert (await fleet.embed("embeds-a")).status == 200
+        await until(lambda: "disk full" in caplog.text)
+        assert "embeds-a" in fleet.backend.copying
+
+    run(fleet, scenario)
+
+
+def test_full_queue_makes_no_other_server_load_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: two more servers loaded it, and evicted models in use for that."""
+    make_models(tmp_path, "embeds-a")
+    fleet = OnDemandFleet(tmp_path, ADDRESSES)
+
+    async def refuse(*_: object) -> None:
+        raise queue_full("2 requests wait already")
+
+    async def scenario() -> None:
+        await fleet.embed("embeds-a")
+        await fleet.members.check()
+        (address,) = fleet.servers_with("embeds-a")
+        monkeypatch.setattr(fleet.tritons[address], "infer", refuse)
+        refused = await fleet.embed("embeds-a")
+        assert (refused.status, refused.error["code"]) == (429, "queue_full")
+        assert fleet.servers_with("embeds-a") == [address]
+
+    run(fleet, scenario)
+
+
+def test_model_whose_memory_is_unknown_is_not_tried_at_every_request(tmp_path: Path) -> None:
+    """Regression: the estimate of its memory failed each time, without a delay and uncounted."""
+    make_models(tmp_path, "embeds-a", engine=True)
+    (tmp_path / "embeds-a_model" / "config.pbtxt").unlink()
+    fleet = OnDemandFleet(tmp_path, ADDRESSES)
+
+    async def scenario() -> None:
+        for server in fleet.members.servers.values():
+            assert isinstance(server, OnDemandServer)
+            server.residents.backoff.now = lambda: 0.0
+        for _ in range(3):
+            refused = await fleet.embed("embeds-a")
+            assert (refused.status, refused.error["code"]) == (503, "model_failed")
+        text = (await ask(fleet.app, "/metrics")).pieces[0].decode()
+        assert "build_repo_gateway_model_load_failures_total 3.0" in text
 
     run(fleet, scenario)
 
