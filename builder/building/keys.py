@@ -54,7 +54,8 @@ SERVING_LAID_OUT = (
     "batch_dimension",
     "metadata",
 )
-MEASURED_AS_SERVED = ("prefill_tokens",)  # also by the choice of an engine, which measures the emitted loop
+# also by the choice of an engine, which measures the emitted loop, and of slots or blocks on a GPU
+MEASURED_AS_SERVED = ("prefill_tokens",)
 
 
 def build_key(spec: BuildSpec) -> str:
@@ -77,7 +78,8 @@ def build_key(spec: BuildSpec) -> str:
 def stage_keys(spec: BuildSpec) -> dict[str, str]:
     """Return the key of each stage of `spec`. Raises CheckpointError and SpecError."""
     options = spec.facts
-    laid_out = [name for name in SERVING_LAID_OUT if spec.engine != "auto" or name not in MEASURED_AS_SERVED]
+    is_measured = spec.engine == "auto" or spec.target != "cpu"
+    laid_out = [name for name in SERVING_LAID_OUT if not (is_measured and name in MEASURED_AS_SERVED)]
     options["serving"] = {name: v for name, v in options["serving"].items() if name not in laid_out}
     around, files = surroundings(), own_files(spec.samples, spec.graph)
     exported = {**checkpoint_facts(spec.source), "code": around["code"], "libraries": around["libraries"]}

@@ -149,8 +149,13 @@ class BuildSpec(Choices):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The user's choices, defaults included, as JSON; without the source and the destination of the model."""
-        return {**self.model_dump(mode="json", exclude=ELSEWHERE), "name": self.entry_name}
+        """The user's choices, defaults included, as JSON; without the source and the destination of the model.
+
+        On a GPU `slots` are null unless they are given: then the memory of the card decides.
+        """
+        choices = {**self.model_dump(mode="json", exclude=ELSEWHERE), "name": self.entry_name}
+        is_open = self.target != "cpu" and "slots" not in self.model_fields_set
+        return {**choices, "slots": None} if is_open else choices
 
     @property
     def source(self) -> Source:

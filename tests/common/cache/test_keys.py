@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from builder.building import keys
-from builder.building.keys import build_key
+from builder.building.keys import build_key, stage_keys
 from builder.common import hashing as digests
 from builder.common.errors import CheckpointError, SpecError
 from builder.common.hashing import digest_of, sha256_of
@@ -68,6 +68,17 @@ def test_key_covers_each_file(folder: Path, name: str) -> None:
     assert build_key(_spec(folder)) == key
     (folder / name).rename(folder / f"{name}.json")
     assert build_key(_spec(folder)) != key
+
+
+def test_key_tells_given_slots_from_those_of_the_card(folder: Path) -> None:
+    """Regression: with --slots 16, the default, a build for a T4 reused the graph over blocks of one without."""
+    on_t4: dict[str, object] = {"target": "cuda", "precision": "fp16", "gpu": "t4"}
+    sized, given = _spec(folder, **on_t4), _spec(folder, **on_t4, slots=16)
+    assert build_key(sized) != build_key(given)
+    assert stage_keys(sized)["select"] != stage_keys(given)["select"]
+    too_long_for_blocks = _spec(folder, **on_t4, serving={"prefill_tokens": 2048})
+    assert stage_keys(sized)["select"] != stage_keys(too_long_for_blocks)["select"]
+    assert build_key(_spec(folder)) == build_key(_spec(folder, slots=16)), "on a CPU the default is a number"
 
 
 def test_key_covers_the_files_of_a_draft_not_their_path(folder: Path, tmp_path: Path) -> None:
