@@ -21,6 +21,16 @@ if TYPE_CHECKING:
 ADVICE = "or state the serving machine's memory in models.yaml (machine: {memory_gb: ...})"
 BIAS_COPIES = 2  # of a bias on positions at once: as it is computed, and as attention reads it
 BYTES_PER_VALUE = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1}  # bytes of a number of the cache
+# bytes of a weight; int4: 4 bits in blocks of 32 with a scale of 4 bytes, and the embeddings in 8 bits
+BYTES_PER_WEIGHT = {
+    "fp16": 2.0,
+    "bf16": 2.0,
+    "int8": 1.0,
+    "int8-static": 1.0,
+    "fp8": 1.0,
+    "int8-weights": 1.13,
+    "int4-weights": 0.7,
+}
 
 
 @dataclass(frozen=True)

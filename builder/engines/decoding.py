@@ -84,7 +84,7 @@ class DecodingEngine(ABC):
     def sized(self, layers: Sequence[LayerShape], weights: int, length: int) -> DecodingEngine:
         """Return the engine with the size of its cache, where the specification leaves that to its device's memory.
 
-        `weights`: bytes of fp32; `length`: tokens of the longest text.
+        `weights`: bytes of fp32; `length`: tokens of the longest text. Raises SpecError for heads without a kernel.
         """
         return self
 

@@ -51,7 +51,7 @@ from builder.runtime.generation.executors.base import Geometry
 from builder.runtime.generation.executors.onnxruntime_cuda_blocks import TABLES, block_tokens, cache_name
 from builder.runtime.generation.executors.paged import OPERATOR
 
-ADVICE = "leave --cache-gb out"
+ADVICE = "give --slots and no --cache-gb"
 SHARED = frozenset(
     {"num_heads", "kv_num_heads", "scale", "local_window_size", "softcap"}
 )  # attributes of both operators

@@ -19,9 +19,10 @@ from builder.engines.gpu import CONTEXT, HEADROOM, SERVER_ON_CARD
 from builder.options import BuildSpec
 from builder.runtime.contract import LayerShape
 from builder.runtime.generation.executors.base import Geometry
+from builder.runtime.generation.executors.cuda import MAX_NUMBERS
 from builder.runtime.generation.executors.onnxruntime_cuda_blocks import block_tokens
 
-MOST_SLOTS = 64
+MAX_SLOTS = 64
 # Shares of the memory that weights leave free. The rest is for what a step computes and, with blocks on older cards,
 # for the expanded keys and values of a layer.
 IN_SLOTS, IN_BLOCKS = 0.8, 0.5
@@ -56,4 +57,5 @@ def sized(spec: BuildSpec, layers: Sequence[LayerShape], width: int, weights: in
     has_blocks = in_process and runtime_has(PAGED, spec.triton, in_process) and spec.prefill_tokens <= MAX_PREFILL
     if is_before_flash(name) and has_blocks and IN_BLOCKS * free > cache_bytes(layers, 1, length + block, width):
         return spec.model_copy(update={"cache_gb": round(IN_BLOCKS * free / 1e9, 6)})
-    return spec.model_copy(update={"slots": max(1, min(MOST_SLOTS, int(IN_SLOTS * free // of_text)))})
+    creatable = MAX_NUMBERS // (length * max(layer.heads * layer.size for layer in layers))
+    return spec.model_copy(update={"slots": max(1, min(MAX_SLOTS, creatable, int(IN_SLOTS * free // of_text)))})

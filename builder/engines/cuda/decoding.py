@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from builder.checkpoints.grids import StoredWeights
 from builder.common.errors import SpecError
-from builder.common.memory import ReservedMemory, blocks_that_fit, cache_bytes
+from builder.common.memory import BYTES_PER_WEIGHT, ReservedMemory, blocks_that_fit, cache_bytes
 from builder.engines import graph_engine
 from builder.engines.cuda import (
     provider_options,
@@ -50,7 +50,8 @@ ENGINE = "cuda"
 CACHE_TYPES: Mapping[str, CacheType] = {"fp16": "float16", "bf16": "bfloat16", **dict.fromkeys(BITS, "float16")}
 JUDGED = (
     "its attention over blocks was judged on this machine's CPU by what ONNX Runtime's PagedAttention means, for that "
-    "has a kernel for CUDA alone, which has not run here: compare some answers on the GPU, or leave --cache-gb out"
+    "has a kernel for CUDA alone, which has not run here: compare some answers on the GPU, or give --slots and no "
+    "--cache-gb"
 )
 SMALLER = {"fp16": 2, "bf16": 2, "int8-weights": 4, "int4-weights": 8}  # than fp32: the scales of a block come on top
 
@@ -88,7 +89,8 @@ class CudaDecoding(OnnxRuntimeDecoding):
             refuse_blocks(spec, self._card)
 
     def sized(self, layers: Sequence[LayerShape], weights: int, length: int) -> CudaDecoding:
-        served = weights // SMALLER[self.spec.precision]
+        refuse_head_sizes({shape.size for shape in layers})
+        served = round(weights / 4 * BYTES_PER_WEIGHT[self.spec.precision])
         return CudaDecoding(sized(self.spec, layers, BYTES[self.cache_type], served, length))
 
     def plan_memory(self, layers: Sequence[LayerShape], weights: int, length: int) -> ReservedMemory:

@@ -14,7 +14,7 @@ from builder.checkpoints.drafts.loading import describe_draft
 from builder.checkpoints.linear_layers import linear_layers
 from builder.checkpoints.resolve import describe
 from builder.common.errors import SpecError
-from builder.common.memory import BYTES_PER_VALUE, bias_bytes, cache_bytes
+from builder.common.memory import BYTES_PER_VALUE, BYTES_PER_WEIGHT, bias_bytes, cache_bytes
 from builder.engines import session_engine
 from builder.engines.decoding import DecodingEngine, engine_of, measurable
 from builder.graphs.export.architectures import bias_heads
@@ -24,16 +24,6 @@ from builder.graphs.export.seq2seq import seq2seq_shapes
 from builder.options import BuildSpec
 from builder.serving.plan.needs import ModelNeeds
 
-# bytes of a weight; int4: 4 bits in blocks of 32 with a scale of 4 bytes, and the embeddings in 8 bits
-BYTES_PER_WEIGHT = {
-    "fp16": 2.0,
-    "bf16": 2.0,
-    "int8": 1.0,
-    "int8-static": 1.0,
-    "fp8": 1.0,
-    "int8-weights": 1.13,
-    "int4-weights": 0.7,
-}
 CACHE_SIZES = ("slots", "cache_gb")
 # times the tokens of a step: padding to powers of two at most doubles them, and regions for all of the shorter powers
 # are together as large as that of the largest
@@ -74,7 +64,7 @@ def on_gpu(spec: BuildSpec, needs: ModelNeeds) -> ModelNeeds:
 
     Counted as if nothing were fused. Per token: the inner layer twice and the hidden state four times; for an encoder,
     the attention scores twice and, if it predicts words, those of all words; for a decoder, those of each slot.
-    Raises CheckpointError, and SpecError for encoder-decoders.
+    Raises CheckpointError, and SpecError for encoder-decoders and for what the engine of a decoder refuses.
     """
     if needs.cross:
         raise SpecError(f"{spec.entry_name}: encoder-decoders run on the CPU alone: leave --target out")
@@ -90,7 +80,8 @@ def on_gpu(spec: BuildSpec, needs: ModelNeeds) -> ModelNeeds:
         size, formula = tokens * of_token, f"{tokens} tokens of a call x {of_token} bytes"
     else:
         weights = round(needs.weights / BYTES_PER_WEIGHT.get(spec.precision, 4.0) * 4)
-        chosen = engine_of(spec).sized(needs.layers, weights, needs.length).spec
+        engine = _engine(spec, any(layer.states for layer in needs.layers))
+        chosen = engine.sized(needs.layers, weights, needs.length).spec
         changed = {name: getattr(chosen, name) for name in CACHE_SIZES if getattr(chosen, name) != getattr(spec, name)}
         needs = replace(needs, sized=changed)
         tokens = chosen.prefill_tokens + chosen.slots

@@ -59,8 +59,13 @@ def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -
 
 
 def _refuse_search(spec: BuildSpec, checkpoint: Checkpoint) -> None:
-    """Raise SpecError if a search of the checkpoint's own needs more slots than there are."""
+    """Raise SpecError if a search, of --beams or of the checkpoint's own, needs more slots than there are."""
     config = checkpoint.model.generation_config
+    if spec.beams is not None and spec.beams > spec.slots:
+        raise SpecError(
+            f"a search of {spec.beams} beams needs as many slots, and the GPU has memory for {spec.slots}: lower "
+            "--beams or --max-length"
+        )
     if spec.beams is None and not config.do_sample and (config.num_beams or 1) > spec.slots:
         raise SpecError(
             f"the checkpoint's {generation_file(checkpoint.folder)} searches with {config.num_beams} beams, which need "
@@ -74,11 +79,11 @@ def _on_one(
     engine.refuse()
     engine.refuse_adapters()
     layers, weights = cache_shapes(checkpoint.model), weights_bytes(checkpoint.model)
+    if any(layer.states for layer in layers):
+        engine.refuse_states()
     engine = engine.sized(layers, weights, checkpoint.max_length)
     spec = engine.spec
     _refuse_search(spec, checkpoint)
-    if any(layer.states for layer in layers):
-        engine.refuse_states()
     memory = engine.plan_memory(layers, weights, checkpoint.max_length)
     tokens, heads = largest_call(spec.prefill_tokens, spec.slots), bias_heads(checkpoint.model)
     if heads and not engine.paged:
