@@ -63,6 +63,27 @@ def test_containers_run_the_other_steps_when_one_fails(
     assert trial.run_steps(Engine(tmp_path), "bookworm", None, ["compose"]) == 0
 
 
+def test_containers_fail_when_something_is_left_but_remove_the_rest(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Regression: the status was 0, and what came after the first failure was left as well."""
+    ran: list[str] = []
+
+    def run(self: Engine, *command: str | Path, timeout: float = 0) -> str:
+        ran.append(" ".join(map(str, command)))
+        if ran[-1].startswith("podman pod rm"):
+            raise TrialError("the pod is busy")
+        return "localhost/build-repo-trial/pull:trial" if ran[-1].startswith("podman images") else ""
+
+    monkeypatch.setattr(Engine, "run", run)
+    monkeypatch.setattr(trial, "_reasons_not_to_start", list)
+    monkeypatch.setattr(trial, "run_steps", lambda *_: 0)
+    assert trial.main(["--folder", str(tmp_path)]) == trial.FAILED
+    assert capsys.readouterr().out.startswith("FAILED  clean")
+    assert "podman rmi --force localhost/build-repo-trial/pull:trial" in ran
+    assert ran[-1] == "podman image prune --force"
+
+
 def test_compose_trial_removes_only_arguments_of_newer_releases() -> None:
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
     removed = change_services(services, Ports())

@@ -51,14 +51,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     lacking = _reasons_not_to_start()
     if lacking:
         parser.exit(NOT_HERE, "".join(f"scripts/containers: {reason}\n" for reason in lacking))
-    engine = Engine(options.folder.resolve())
+    engine, status = Engine(options.folder.resolve()), FAILED
     try:
-        return run_steps(engine, options.suite, options.backends, options.steps or list(STEPS))
-    except TrialError:  # its line is printed
-        return FAILED
+        with contextlib.suppress(TrialError):  # its line is printed
+            status = run_steps(engine, options.suite, options.backends, options.steps or list(STEPS))
     finally:
-        with contextlib.suppress(TrialError):
+        try:
             report("clean", engine.clean)
+        except TrialError:
+            status = FAILED
+    return status
 
 
 def run_steps(engine: Engine, suite: str, backends: Path | None, steps: Sequence[str]) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,18 +76,34 @@ class Engine:
         return self.podman("info", "--format", template).strip()
 
     def clean(self) -> str:
-        """Remove all containers, pods, volumes and networks, and all images but the base images."""
-        self.podman("pod", "rm", "--all", "--force")
-        self.podman("rm", "--all", "--force", "--time", "10")
-        self.run("buildah", "rm", "--all")  # of builds that were interrupted
-        self.podman("volume", "prune", "--force")
-        self.podman("network", "prune", "--force")
+        """Remove all containers, pods, volumes and networks, and all images but the base images.
+
+        Raises the first TrialError when all else is removed.
+        """
+        removals: tuple[Callable[[], object], ...] = (
+            lambda: self.podman("pod", "rm", "--all", "--force"),
+            lambda: self.podman("rm", "--all", "--force", "--time", "10"),
+            lambda: self.run("buildah", "rm", "--all"),  # of builds that were interrupted
+            lambda: self.podman("volume", "prune", "--force"),
+            lambda: self.podman("network", "prune", "--force"),
+            self._remove_built_images,
+            lambda: self.podman("image", "prune", "--force"),  # of runs that were interrupted
+        )
+        errors = []
+        for remove in removals:
+            try:
+                remove()
+            except TrialError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        return f"the base images are left in {self.folder}"
+
+    def _remove_built_images(self) -> None:
         images = self.podman("images", "--format", "{{.Repository}}:{{.Tag}}").split()
         built = [image for image in images if image.endswith(f":{TRIAL}")]
         if built:
             self.podman("rmi", "--force", *built)
-        self.podman("image", "prune", "--force")  # of runs that were interrupted
-        return f"the base images are left in {self.folder}"
 
     def podman(self, *arguments: str | Path, timeout: float = COMMAND_TIMEOUT_S) -> str:
         """Return the output of podman. Raises TrialError."""
