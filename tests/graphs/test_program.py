@@ -98,6 +98,40 @@ class Parts(torch.nn.Module):
         return total * ids, before
 
 
+class ReturnsPart(torch.nn.Module):
+    """Module whose output is a tensor that it added to in place."""
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        (ids,) = tensors
+        total = ids * 2 + 1
+        total[1:] += ids[1:]
+        return (total,)
+
+
+class Drops(torch.nn.Module):
+    """Module that writes into results of dropouts, and into a view of one, which in eval mode are their inputs."""
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        (ids,) = tensors
+        first, second = ids * 0.5, ids * 0.25
+        dropped = torch.nn.functional.dropout(first, 0.1, self.training)
+        dropped *= 2.0
+        columns = torch.nn.functional.dropout(second, 0.1, self.training)[:, 1:]
+        columns *= 2.0
+        return (first + 1.0, second + 1.0)
+
+
+class Copies(torch.nn.Module):
+    """Module that writes into a copy of a tensor with that tensor's type."""
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        (ids,) = tensors
+        total = ids * 2
+        copied = total.to(torch.int64, copy=True)
+        copied += ids
+        return (total * copied,)
+
+
 class Keeps(torch.nn.Module):
     """Module that adds to a part of a tensor that another part overlaps."""
 
@@ -159,6 +193,9 @@ class Joins(torch.nn.Module):
         (Writes(), 0),
         (Routes(), 0),
         (Parts(), 0),
+        (ReturnsPart(), 1),
+        (Drops(), 1),
+        (Copies(), 0),
         (Keeps(), 1),
         (Shares(), 1),
         (Overwrites(), 1),
