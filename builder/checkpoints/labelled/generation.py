@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import string
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -39,9 +40,7 @@ def scored_texts(checkpoint: Checkpoint, rows: Sequence[Row], keys: Sequence[str
     texts = [str(row[key]) for row in rows if text_of(row, key).strip()]
     if not texts:
         raise SpecError(f"none of {len(rows)} rows has a text")
-    tokenizer = checkpoint.tokenizer
-    first = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
-    before = [] if first is None else [first]
+    before = _before_texts(checkpoint)
     pieces = [list(_pieces([*before, *_tokens(checkpoint, text)], _longest(checkpoint))) for text in texts]
 
     def items(answers: Sequence[Answer]) -> list[tuple[float, int, int]]:
@@ -69,16 +68,23 @@ def choices(checkpoint: Checkpoint, rows: Sequence[Row], keys: Sequence[str]) ->
     """Return the data of questions with choices, of which the most probable after its question is the answer.
 
     As in lm-eval, a choice follows a space, its tokens are those that the question alone does not have, and a question
-    that is too long loses its beginning (lm_eval/api/model.py, _encode_pair; models/huggingface.py, 0.4).
+    that is too long loses its beginning (lm_eval/api/model.py, _encode_pair; models/huggingface.py, 0.4). Raises
+    SpecError for an empty choice, whose tokens cannot be told from the question's.
     """
     question, options, right = keys
     samples: list[Sample] = []
     questions: list[tuple[int, Sequence[str], list[int]]] = []
     for number, row in enumerate(rows, 1):
-        texts = texts_of(row[options].get("text") if isinstance(row[options], dict) else row[options], options)
-        context = _added(checkpoint, text_of(row, question).rstrip())
-        whole = [_added(checkpoint, f"{text_of(row, question).rstrip()} {text}") for text in texts]
-        questions.append((_place(row, options, right, texts, number), texts, [len(t) - len(context) for t in whole]))
+        listed = row[options].get("text") if isinstance(row[options], dict) else row[options]
+        texts = texts_of(listed, options)
+        if isinstance(listed, list) and len(texts) < len(listed):
+            raise SpecError(f"row {number}: {options} has an empty text; write it out or leave the row out")
+        asked = text_of(row, question).rstrip()
+        context = _added(checkpoint, asked)
+        before = [] if context else _before_texts(checkpoint)
+        whole = [[*before, *_added(checkpoint, f"{asked} {text}")] for text in texts]
+        counts = [len(tokens) - len([*before, *context]) for tokens in whole]
+        questions.append((_place(row, options, right, texts, number), texts, counts))
         samples += [_scored(tokens[-_longest(checkpoint) :]) for tokens in whole]
 
     def items(answers: Sequence[Answer]) -> list[tuple[int, list[float], list[float]]]:
@@ -93,20 +99,14 @@ def choices(checkpoint: Checkpoint, rows: Sequence[Row], keys: Sequence[str]) ->
 
 
 def _place(row: Row, options: str, key: str, texts: Sequence[str], number: int) -> int:
-    """Return the place of the right choice: a number from 0 on, its label or its text. Raises SpecError."""
+    """Return the place of the right choice: its label, a number from 0 on, its text, or a letter. Raises SpecError."""
     names = row[options].get("label", []) if isinstance(row[options], dict) else []
-    right = row[key]
-    for known in (
-        names,
-        texts,
-        [str(place) for place in range(len(texts))],
-        "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[: len(texts)],
-    ):
-        if str(right) in known:
-            return list(known).index(str(right))
-    raise SpecError(
-        f"row {number}: {key} is {str(right)[:80]!r}, and {options} has {len(texts)} texts, none of them it"
-    )
+    right, places = str(row[key]), [str(place) for place in range(len(texts))]
+    spellings = [places, texts] if isinstance(row[key], int) else [texts, places]
+    for known in ([str(name) for name in names], *spellings, list(string.ascii_uppercase[: len(texts)])):
+        if right in known:
+            return known.index(right)
+    raise SpecError(f"row {number}: {key} is {right[:80]!r}, and {options} has {len(texts)} texts, none of them it")
 
 
 def _score_choices(items: Sequence[tuple[int, list[float], list[float]]]) -> Scores:
@@ -220,8 +220,15 @@ def _tokens(checkpoint: Checkpoint, text: str) -> list[int]:
     return list(checkpoint.tokenizer(text, add_special_tokens=False).input_ids)
 
 
+def _before_texts(checkpoint: Checkpoint) -> list[int]:
+    """Return the token after which a text begins, whose own first token has a score then; none if there is none."""
+    tokenizer = checkpoint.tokenizer
+    first = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+    return [] if first is None else [first]
+
+
 def _added(checkpoint: Checkpoint, text: str) -> list[int]:
-    """Return the tokens of a text after the token that the tokenizer puts before each, if it does; never none."""
+    """Return the tokens of a text after the token that the tokenizer puts before each, if it does."""
     whole = list(checkpoint.tokenizer(text).input_ids)
     first = checkpoint.tokenizer.bos_token_id
     adds = first is not None and whole[:1] == [first]

@@ -85,6 +85,21 @@ def test_the_most_probable_choice_is_the_answer(decoder: Checkpoint, label: str)
     assert measures_of_pytorch(evaluation(decoder, rows))["accuracy"] == 1.0
 
 
+@pytest.mark.parametrize(("answer", "place"), [(2, 2), ("2", 1), ("C", 2)])
+def test_a_number_is_the_place_of_a_choice_that_is_a_number(decoder: Checkpoint, answer: Any, place: int) -> None:
+    """Regression: of MMLU's questions about numbers, the choice that equals the place was taken for the right one."""
+    asked = evaluation(decoder, [{"question": TEXTS[0], "choices": ["8", "2", "24"], "answer": answer}])
+    ((found, *_),) = asked.data.items([asked.comparison.reference(sample) for sample in asked.data.samples])
+    assert found == place
+
+
+def test_choices_without_a_question_follow_the_first_token(decoder: Checkpoint) -> None:
+    """Regression: without a question, the first token of a choice had no score."""
+    asked = evaluation(decoder, [{"question": " ", "choices": ["a word", "another"], "answer": 0}])
+    begun = [sample["input_ids"][0] for sample in asked.data.samples]
+    assert begun == [first(decoder)] * 2
+
+
 def test_answers_are_compared_as_squad_compares_them(decoder: Checkpoint) -> None:
     """A prompt and a chat; the answer ends at `max_tokens` or before a stop text."""
     chat = [{"role": "user", "content": TEXTS[1]}]
@@ -105,6 +120,7 @@ def test_answers_are_compared_as_squad_compares_them(decoder: Checkpoint) -> Non
 
 REFUSED: Mapping[str, Rows] = {
     "answer is 'E', and choices has 2 texts": [{"question": "a", "choices": ["b", "c"], "answer": "E"}],
+    "row 1: choices has an empty text": [{"question": "a", "choices": ["", "b", "c"], "answer": 1}],
     "write it into the question": [{"question": "a", "context": "b", "answers": ["c"]}],
     "none of 1 rows has a text": [{"text": " "}],
     "expected, for text-generation: questions with choices": [{"sentence1": "a", "sentence2": "b", "score": 1}],
