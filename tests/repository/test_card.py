@@ -50,6 +50,14 @@ def test_the_hub_reads_the_metadata() -> None:
     assert (result.dataset_name, result.metric_type, result.metric_value) == ("pairs.jsonl", "Spearman", 0.79)
 
 
+@pytest.mark.parametrize("name", ["fp32", "O1 fp32", "compacted fp32", "fp16 CUDA", "auto vLLM"])
+def test_card_calls_no_other_variant_quantised(name: str) -> None:
+    """Regression: the metadata of a compacted model in fp32 called it quantised."""
+    served = replace(BUILT, variants=(PYTORCH, replace(SERVED, name=name)), chosen=name)
+    data: Any = ModelCard(model_card(served, [], signed=False)).data
+    assert data.base_model_relation is None
+
+
 def test_card_says_what_was_measured() -> None:
     card = model_card(BUILT, [MEASURED], signed=True)
     for line in (

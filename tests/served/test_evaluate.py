@@ -183,6 +183,9 @@ def test_a_loss_beyond_the_gate_is_named() -> None:
         beyond_gate(report, {"perplexity": 20.0}, {"perplexity": 20.3}, 1.0, "tokens")
     )
     assert beyond_gate(report, {"perplexity": 20.0}, {"perplexity": 15.0}, 1.0, "tokens") is None
+    assert "perplexity is nan" in str(
+        beyond_gate(report, {"perplexity": 20.0}, {"perplexity": float("nan")}, 1.0, "tokens")
+    )
     labelled = replace(report, gate="share of PyTorch's Spearman")
     assert beyond_gate(labelled, {"Spearman": 0.5}, {"Spearman": 0.5}, 0.9, "cosine") is None
 

@@ -11,6 +11,7 @@ from builder.common.distribution import own_version
 from builder.repository.report.evaluations import EvaluationRecord
 from builder.repository.report.record import BuildReport, MeasuredVariant
 
+QUANTISED = ("int8", "int4", "fp8")  # precisions, in the names of variants
 TABLE_BREAK = str.maketrans({"|": "\\|", "\n": " "})
 Rows = Sequence[Sequence[str]]
 
@@ -45,7 +46,7 @@ def _metadata(report: BuildReport, evaluations: Sequence[EvaluationRecord]) -> s
         for name, value in record.served.items()
     ]
     licences = about.get("license") or []
-    is_quantised = not _served(report).name.startswith("fp32")
+    is_quantised = any(precision in _served(report).name for precision in QUANTISED)
     data = ModelCardData(
         model_name=report.name,
         base_model=about["source"] if about.get("revision") else None,  # a folder's name is none of the Hub's

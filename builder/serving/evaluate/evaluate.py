@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -78,7 +79,7 @@ def beyond_gate(
     name, score = next(iter(pytorch.items()))
     least = report.threshold
     loss = served[name] - score if name in LOWER_IS_BETTER else score - served[name]
-    if loss > (1 - least) * abs(score) + 1e-9:
+    if not (loss <= (1 - least) * abs(score) + 1e-9 or math.isnan(score)):  # worse, or not a number
         return (
             f"WORSE than the build allows: {name} is {served[name]:.4f}, within {1 - least:g} of {score:.4f} is right"
         )
