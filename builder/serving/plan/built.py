@@ -54,9 +54,9 @@ def _config(repository: Path, name: str) -> model_config_pb2.ModelConfig:
 
 
 def _generating(repository: Path, name: str, needs: ModelNeeds, serving: GenerationServing) -> ModelPlan:
-    cache = (read_report(repository, name).memory or {}).get("cache", 0)
+    reserved = read_report(repository, name).memory or {}
+    cache, bias = reserved.get("cache", 0), reserved.get("bias", 0)
     requests = serving.arena.slots + serving.queue
-    bias = (read_report(repository, name).memory or {}).get("bias", 0)
     memory, size, shared = memory_lines(
         1, needs.weights, requests, serving.limits.request_bytes, needs.answer_bytes, cache, needs.draft, bias
     )
