@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from builder.checkpoints.metrics import score_similarity
 from builder.cli import main
 from builder.common.samples import MORE_TEXTS, TEXTS
 from builder.repository.check import check
@@ -199,3 +200,14 @@ def test_interval_of_a_difference_is_paired() -> None:
     half = 1.96 * 0.2 / 20
     assert found["mean"] == pytest.approx((0.5 - half, 0.5 + half), abs=0.02)
     assert difference_interval(lambda values: {"mean": 1.0}, [1.0], [1.0]) == {}
+
+
+def test_interval_ignores_draws_without_a_score() -> None:
+    """Half of the draws of two pairs have one pair alone, of which Spearman is not defined."""
+
+    def spearman(pairs: Sequence[tuple[float, float]]) -> Mapping[str, float]:
+        return score_similarity(*zip(*pairs, strict=True))
+
+    found = difference_interval(spearman, [(1, 0.2), (2, 0.4)], [(1, 0.4), (2, 0.2)])
+    assert found == {"Spearman": pytest.approx((-2.0, -2.0))}
+    assert difference_interval(spearman, [(1, 0.2), (1, 0.4)], [(1, 0.4), (1, 0.2)]) == {}
