@@ -206,10 +206,10 @@ def _watch_canary(options: argparse.Namespace, candidate: str, numbers: tuple[in
 
 def _restore_running_version(repository: Path, name: str, number: int, running: int) -> None:
     """Roll the repository back to the version that the server runs, if it serves the one that was tried."""
-    from builder.repository.versions import rollback, served_number, version_numbers
+    from builder.repository.versions import restore, served_number
 
-    if served_number(repository / name) == number and running in version_numbers(repository / name):
-        rollback(repository, name, running)
+    if served_number(repository / name) == number:
+        restore(repository, name, running)
 
 
 def _agreement(report: BuildReport) -> tuple[Agreement, float]:

@@ -37,7 +37,7 @@ BYTES_PER_WEIGHT = {
 class ReservedMemory:
     """Bytes that a generating model reserves.
 
-    `adapters`: LoRA matrices, in stacks and as read; `bias`: that on positions, in the largest call.
+    `adapters`: LoRA matrices, in stacks and as read; `bias`: the bias on positions of the largest call.
     """
 
     cache: int

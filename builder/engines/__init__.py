@@ -181,9 +181,12 @@ class CheckpointEngine(Engine, ABC):
         `options`: those of its section.
         """
 
-    @abstractmethod
     def cards(self, version: Path) -> int:
         """Return the number of cards that a published version in that folder takes."""
+        import yaml
+
+        arguments = yaml.safe_load((version / self.facts.model_file).read_text("utf-8"))  # JSON is YAML, too
+        return int(arguments["tensor_parallel_size"] * arguments["pipeline_parallel_size"])
 
 
 def graph_engine(name: str) -> GraphEngine:

@@ -127,6 +127,13 @@ def front_of(entry: Path) -> str | None:
     return name
 
 
+def restore(repository: Path, name: str, number: int | None) -> None:
+    """Serve version `number`, if the model has it and serves another. Raises RepositoryError."""
+    entry = repository / name
+    if number in version_numbers(entry) and number != served_number(entry):
+        rollback(repository, name, number)
+
+
 def rollback(repository: Path, name: str, number: int | None = None) -> int:
     """Serve version `number`, by default the one before the served version, and return it.
 

@@ -24,6 +24,7 @@ from builder.serving.gateway.fleet.members import FleetMembers
 from builder.serving.gateway.fleet.metrics import FleetMetrics
 from builder.serving.gateway.fleet.on_demand import OnDemandFleetBackend
 from scripts.simulation import clock
+from scripts.simulation.counters import total_of
 from scripts.simulation.on_demand import loading_figures, on_demand_backend
 from scripts.simulation.servers import SLOTS, SimulatedTriton, Stopwatch
 from scripts.simulation.traffic import Call, Traffic
@@ -155,15 +156,16 @@ def _figures(
     outcome: Outcome,
     members: Sequence[FleetMembers],
 ) -> dict[str, Any]:
+    metrics = [each.metrics for each in members]
     failures = {triton for tritons in failing.values() for triton in tritons}
     busy_s = [triton.busy_s for triton in tritons if triton not in failures]
     return {
         "requests": outcome.sent,
         "failed": outcome.failed,
         "cut_streams": outcome.cut_streams,
-        "retried": _total(members, "retries"),
-        "refused_retries": _total(members, "refused_retries"),
-        "ejections": _total(members, "ejections"),
+        "retried": total_of(metrics, "retries"),
+        "refused_retries": total_of(metrics, "refused_retries"),
+        "ejections": total_of(metrics, "ejections"),
         "busy_p99_over_mean": round(_quantile(busy_s, 0.99) / mean(busy_s), 2),
         "prefix_hit_rate": round(sum(triton.hits for triton in tritons) / max(1, outcome.repeated), 3),
         "first_piece_s": _quantiles(outcome.first_s),
@@ -188,17 +190,6 @@ def _recovery(tritons: Sequence[SimulatedTriton], scenario: Scenario) -> dict[st
         "avoided_after_s": round(max(asked[-1] - start if asked else 0.0 for asked in during), 2),
         "back_after_s": round(max(after) - end, 2),
     }
-
-
-def _total(members: Sequence[FleetMembers], counter: str) -> int:
-    samples = (
-        sample
-        for each in members
-        for metric in getattr(each.metrics, counter).collect()
-        for sample in metric.samples
-        if sample.name.endswith("_total")
-    )
-    return int(sum(sample.value for sample in samples))
 
 
 def _measured(stopwatch: Stopwatch) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from builder.serving.gateway.residency.memory import MemoryEstimate, TritonProce
 from builder.serving.gateway.residency.memory_budget import SERVER_BYTES
 from builder.serving.gateway.residency.repository_models import ConfiguredModel, RepositoryModels, Stamp
 from builder.serving.gateway.residency.resident_models import ResidentModels
+from scripts.simulation.counters import total_of
 from scripts.simulation.servers import SimulatedTriton
 
 MODEL_BYTES = 100 << 20
@@ -69,7 +70,7 @@ def on_demand_backend(tritons: Sequence[SimulatedTriton], memory: int, random: R
 def loading_figures(backends: Sequence[OnDemandFleetBackend], requests: int) -> dict[str, Any]:
     """Return how often models were loaded and evicted, and the share of requests that waited for no load."""
     metrics = [_metrics(backend) for backend in backends]
-    total = {name: sum(_value(each, name) for each in metrics) for name in ("loads", "evictions", "waits", "deaths")}
+    total = {name: total_of(metrics, name) for name in ("loads", "evictions", "waits", "deaths")}
     waits = total.pop("waits")
     return {**total, "hit_rate": round(1 - waits / max(1, requests), 4)}
 
@@ -78,8 +79,3 @@ def _metrics(backend: OnDemandFleetBackend) -> LoadingMetrics:
     server = next(iter(backend.members.servers.values()))
     assert isinstance(server, OnDemandServer)
     return server.residents.metrics
-
-
-def _value(metrics: LoadingMetrics, counter: str) -> int:
-    (metric,) = getattr(metrics, counter).collect()
-    return int(next(sample.value for sample in metric.samples if sample.name.endswith("_total")))

@@ -14,12 +14,12 @@ import pytest
 from builder.cli import main
 from builder.commands import promote
 from builder.common.errors import ServeError
-from builder.repository import versions
 from builder.repository.versions import served_number
 from builder.serving.promotion import promote as trials
 from builder.serving.promotion.promote import PromotionTrial, TriedVersion
 from builder.serving.server.control import Control
 from tests.repository.test_publish import _publish
+from tests.serving.published import two_versions
 
 STILL = "version 2 of front_model still has requests after 600 s"
 Versions = dict[str, set[int]]
@@ -27,12 +27,7 @@ Versions = dict[str, set[int]]
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Publish versions 1 and 2, of which 2 is served."""
-    monkeypatch.setattr(versions, "OVERLAP_S", 0)  # no server loads the versions
-    repository = tmp_path / "model_repository"
-    _publish(repository, b"one")
-    _publish(repository, b"two")
-    return repository
+    return two_versions(tmp_path / "model_repository", monkeypatch)
 
 
 def _server(

@@ -72,6 +72,7 @@ def choices(checkpoint: Checkpoint, rows: Sequence[Row], keys: Sequence[str]) ->
     SpecError for an empty choice, whose tokens cannot be told from the question's.
     """
     question, options, right = keys
+    first = _first_tokens(checkpoint)
     samples: list[Sample] = []
     questions: list[tuple[int, Sequence[str], list[int]]] = []
     for number, row in enumerate(rows, 1):
@@ -80,10 +81,10 @@ def choices(checkpoint: Checkpoint, rows: Sequence[Row], keys: Sequence[str]) ->
         if isinstance(listed, list) and len(texts) < len(listed):
             raise SpecError(f"row {number}: {options} has an empty text; write it out or leave the row out")
         asked = text_of(row, question).rstrip()
-        context = _added(checkpoint, asked)
-        before = [] if context else _before_texts(checkpoint)
-        whole = [[*before, *_added(checkpoint, f"{asked} {text}")] for text in texts]
-        counts = [len(tokens) - len([*before, *context]) for tokens in whole]
+        context = _tokens(checkpoint, asked)
+        before = first if first or context else _before_texts(checkpoint)
+        whole = [[*before, *_tokens(checkpoint, f"{asked} {text}")] for text in texts]
+        counts = [len(tokens) - len(before) - len(context) for tokens in whole]
         questions.append((_place(row, options, right, texts, number), texts, counts))
         samples += [_scored(tokens[-_longest(checkpoint) :]) for tokens in whole]
 
@@ -227,9 +228,7 @@ def _before_texts(checkpoint: Checkpoint) -> list[int]:
     return [] if first is None else [first]
 
 
-def _added(checkpoint: Checkpoint, text: str) -> list[int]:
-    """Return the tokens of a text after the token that the tokenizer puts before each, if it does."""
-    whole = list(checkpoint.tokenizer(text).input_ids)
+def _first_tokens(checkpoint: Checkpoint) -> list[int]:
+    """Return the token that the tokenizer puts before each text, if it does."""
     first = checkpoint.tokenizer.bos_token_id
-    adds = first is not None and whole[:1] == [first]
-    return [*([first] if adds else []), *_tokens(checkpoint, text)]
+    return [first] if first is not None and list(checkpoint.tokenizer("a").input_ids[:1]) == [first] else []

@@ -122,8 +122,10 @@ def _find_kind(checkpoint: Checkpoint, row: Row) -> tuple[Kind, list[str]]:
 
 
 def _fitting(checkpoint: Checkpoint) -> list[Kind]:
-    labels = {*checkpoint.task.labels, RANKS if _ranker(checkpoint) is not None else ""}
-    return [kind for kind in KINDS if kind.label in (labels if isinstance(checkpoint.task, EncoderTask) else {WRITES})]
+    if not isinstance(checkpoint.task, EncoderTask):
+        return [kind for kind in KINDS if kind.label == WRITES]
+    labels, ranks = checkpoint.task.labels, _ranker(checkpoint) is not None
+    return [kind for kind in KINDS if (ranks if kind.label == RANKS else kind.label in labels)]
 
 
 def _ranker(checkpoint: Checkpoint) -> Ranker | None:

@@ -155,7 +155,7 @@ class Deployment:
 
     @property
     def card(self) -> GpuModel | None:
-        """The card that its models were built for, of several the one with most memory; None if no card was named."""
+        """Return the card its models were built for, of several the one with most memory; None if none was named."""
         cards = [CARDS[model.card] for model in self.models if model.card is not None]
         return max(cards, key=lambda card: card.memory_mb, default=None)
 

@@ -31,7 +31,7 @@ def whole_checkpoint(folder: Path, report: BuildReport, version: Path) -> Deploy
     facts = ENGINES[report.engine]
     if facts.container is None:
         raise SpecError(f"{report.name}: {facts.title} runs in a container of its own, which is not deployed here")
-    weights = next(variant.size for variant in report.variants if variant.name == report.chosen)
+    weights = report.served.size
     memory = weights + BESIDE_WEIGHTS if weights else 0
     line = PlanLine("memory", f"{megabytes(weights)} of weights + {megabytes(BESIDE_WEIGHTS)}", megabytes(memory))
     cards = checkpoint_engine(report.engine).cards(version)

@@ -82,9 +82,5 @@ class TensorRtLlm(CheckpointEngine):
         arguments = yaml.safe_dump(document, sort_keys=False).encode()
         return {f"1/{MODEL_FILE}": arguments, "1/model.py": RUNTIME / "tensorrt_llm_model.py"}
 
-    def cards(self, version: Path) -> int:
-        arguments = yaml.safe_load((version / MODEL_FILE).read_text("utf-8"))
-        return int(arguments["tensor_parallel_size"] * arguments["pipeline_parallel_size"])
-
 
 ENGINE = TensorRtLlm()

@@ -66,10 +66,6 @@ class Vllm(CheckpointEngine):
         document = json.dumps({**arguments, **options.arguments}, indent=1)
         return {f"1/{MODEL_FILE}": document.encode()}
 
-    def cards(self, version: Path) -> int:
-        arguments = json.loads((version / MODEL_FILE).read_text("utf-8"))
-        return int(arguments["tensor_parallel_size"] * arguments["pipeline_parallel_size"])
-
 
 def fields_of(version: str) -> set[str]:
     """Return the fields of a vLLM's AsyncEngineArgs; for a version that was not read, those of the one before it."""

@@ -5,11 +5,11 @@ It says only what build.json and evaluations.json contain.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from builder.common.distribution import own_version
 from builder.repository.report.evaluations import EvaluationRecord
-from builder.repository.report.record import BuildReport, MeasuredVariant
+from builder.repository.report.record import BuildReport
 
 QUANTISED = ("int8", "int4", "fp8")  # precisions, in the names of variants
 TABLE_BREAK = str.maketrans({"|": "\\|", "\n": " "})
@@ -46,7 +46,7 @@ def _metadata(report: BuildReport, evaluations: Sequence[EvaluationRecord]) -> s
         for name, value in record.served.items()
     ]
     licences = about.get("license") or []
-    is_quantised = any(precision in _served(report).name for precision in QUANTISED)
+    is_quantised = any(precision in report.served.name for precision in QUANTISED)
     data = ModelCardData(
         model_name=report.name,
         base_model=about["source"] if about.get("revision") else None,  # a folder's name is none of the Hub's
@@ -62,7 +62,7 @@ def _metadata(report: BuildReport, evaluations: Sequence[EvaluationRecord]) -> s
 def _about(report: BuildReport) -> str:
     about = report.checkpoint
     revision = f", revision {about['revision']}" if about.get("revision") else ""
-    served = _served(report)
+    served = report.served
     text = (
         f"`{about['source']}`{revision} for {report.task}, version {report.version}, as a model of Triton Inference "
         f"Server {report.triton}: {served.name}, {served.size / 1e6:.1f} MB, engine {report.engine}, on "
@@ -76,32 +76,35 @@ def _about(report: BuildReport) -> str:
 
 def _quality(report: BuildReport, evaluations: Sequence[EvaluationRecord]) -> Iterator[str]:
     """Yield the section of what was measured on the samples of the build, and on labelled data."""
-    served = _served(report)
+    tables = [*_on_samples(report), *map(_on_labelled_data, evaluations)]
+    if tables:
+        yield "\n\n".join(["## Quality", *tables])
+
+
+def _on_samples(report: BuildReport) -> Iterator[str]:
+    served = report.served
+    measures = {
+        report.metric: served.quality,
+        f"{report.metric}, worst of {report.samples} samples": served.worst,
+        "perplexity": served.perplexity,
+        **served.measures,
+    }
+    rows = [(name, f"{value:.4f}") for name, value in measures.items() if value is not None]
+    if rows:
+        yield f"Against PyTorch on the {report.samples} samples of the build:\n\n" + _table(("", served.name), rows)
+
+
+def _on_labelled_data(record: EvaluationRecord) -> str:
+    data = record.data
     rows = [
-        (name, f"{value:.4f}")
-        for name, value in {
-            report.metric: served.quality,
-            f"{report.metric}, worst of {report.samples} samples": served.worst,
-            "perplexity": served.perplexity,
-            **served.measures,
-        }.items()
-        if value is not None
+        (name, f"{value:.4f}", f"{record.served[name]:.4f}", _interval(record, name))
+        for name, value in record.pytorch.items()
     ]
-    tables = [f"Against PyTorch on the {report.samples} samples of the build:\n\n" + _table(("", served.name), rows)]
-    for record in evaluations:
-        data = record.data
-        measures = [
-            (name, f"{value:.4f}", f"{record.served[name]:.4f}", _interval(record, name))
-            for name, value in record.pytorch.items()
-        ]
-        headings = ("", "PyTorch", "served", "difference, 95% interval")
-        tables.append(
-            f"On {data['name']} ({data['kind']}, {data['count']}), {record.evaluated}, {record.server}:\n\n"
-            + _table(headings, measures)
-            + (f"\n\n{record.beyond}" if record.beyond else "")
-        )
-    if rows or evaluations:
-        yield "## Quality\n\n" + "\n\n".join(tables if rows else tables[1:])
+    return (
+        f"On {data['name']} ({data['kind']}, {data['count']}), {record.evaluated}, {record.server}:\n\n"
+        + _table(("", "PyTorch", "served", "difference, 95% interval"), rows)
+        + (f"\n\n{record.beyond}" if record.beyond else "")
+    )
 
 
 def _interval(record: EvaluationRecord, name: str) -> str:
@@ -111,7 +114,7 @@ def _interval(record: EvaluationRecord, name: str) -> str:
 
 def _speed(report: BuildReport) -> Iterator[str]:
     """Yield the section of latencies, if the build measured them."""
-    pytorch, served = report.variants[0], _served(report)
+    pytorch, served = report.variants[0], report.served
     if not served.latency_ms:
         return
     rows = [
@@ -141,8 +144,3 @@ def _provenance(report: BuildReport, signed: bool) -> str:
 def _table(headings: Sequence[str], rows: Rows) -> str:
     lines = [headings, ["---"] * len(headings), *rows]
     return "\n".join("| " + " | ".join(cell.translate(TABLE_BREAK) for cell in line) + " |" for line in lines)
-
-
-def _served(report: BuildReport) -> MeasuredVariant:
-    variants: Mapping[str, MeasuredVariant] = {variant.name: variant for variant in report.variants}
-    return variants.get(report.chosen or "", report.variants[-1])

@@ -174,6 +174,11 @@ class BuildReport:
     """Settings that `build-repo tune` changed after the build, without another one, and why."""
 
     @property
+    def served(self) -> MeasuredVariant:
+        """Variant that is served; the last one, if the report does not say."""
+        return next((variant for variant in self.variants if variant.name == self.chosen), self.variants[-1])
+
+    @property
     def ladder(self) -> tuple[MeasuredVariant, ...]:
         """Variants, by the name that they had before version 0.4 and still have in build.json."""
         return self.variants
@@ -285,7 +290,7 @@ def file_hashes(entries: Sequence[RepositoryEntry]) -> dict[str, dict[str, str]]
 
 def summary(report: BuildReport, day: date) -> dict[str, Any]:
     """Return the served variant beside PyTorch. Times are medians in milliseconds by shape, sizes in bytes."""
-    pytorch, served = report.variants[0], next(variant for variant in report.variants if variant.name == report.chosen)
+    pytorch, served = report.variants[0], report.served
     cells = list(served.latency_ms)
     shown = dict.fromkeys([*cells[:1], *cells[-1:]])
     speed = served.speed_up(pytorch)

@@ -25,7 +25,6 @@ def checkpoint_of(repository: Path, report: BuildReport, folder: Path | None) ->
     if isinstance(find_task(report.task), Seq2SeqTask):
         raise SpecError(f"{report.name} is for {report.task}; evaluate measures encoders and text-generation")
     serving = _serving(repository / report.name / str(report.version))
-    is_encoder = isinstance(serving, EncoderServing)
     longest = serving.max_length if isinstance(serving, EncoderServing) else serving.arena.length
     source, revision = report.checkpoint["source"], report.checkpoint.get("revision")
     model = str(folder or source)
@@ -44,7 +43,9 @@ def checkpoint_of(repository: Path, report: BuildReport, folder: Path | None) ->
         raise CheckpointError(
             f"{model} has other weights than {report.name} was built from ({source}); name its own with --checkpoint"
         )
-    return replace(checkpoint, tokenizer=truncating(checkpoint.tokenizer, longest)) if is_encoder else checkpoint
+    if isinstance(serving, EncoderServing):
+        checkpoint = replace(checkpoint, tokenizer=truncating(checkpoint.tokenizer, longest))
+    return checkpoint
 
 
 def _serving(version: Path) -> EncoderServing | GenerationServing:

@@ -75,7 +75,7 @@ def published(repository: Path, name: str) -> ModelNeeds:
     report = read_report(repository, name)
     folder = served_version(repository / name)
     serving = load(folder)
-    variant = next(variant for variant in report.variants if variant.name == report.chosen)
+    variant = report.served
     better = min(report.variants, key=lambda other: sum(other.latency_ms.values()), default=variant)
     needs = ModelNeeds(
         "encoder" if isinstance(serving, EncoderServing) else "generation",

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from builder.common.errors import ServeError
-from builder.repository.versions import rollback, served_number, version_numbers
+from builder.repository.versions import restore, version_numbers
 from builder.serving.gateway.fleet.targets import parse_targets, resolve
 from builder.serving.server.control import Control
 
@@ -66,13 +66,13 @@ class Servers:
         try:
             running = self._running_of_repository(name)
         except ServeError:
-            self._restore(name, before)
+            restore(self.repository, name, before)
             raise
         try:
             yield
         except BaseException as error:
             others = self._go_back(name, running)
-            self._restore(name, before)
+            restore(self.repository, name, before)
             if not others and not isinstance(error, ServeError):
                 raise
             went = f"{', '.join(others)} did not go back" if others else "The servers went back"
@@ -94,14 +94,9 @@ class Servers:
         for control in self.controls:
             with suppress(ServeError):
                 if control.versions(name) != {running}:
-                    self._restore(name, running)
+                    restore(self.repository, name, running)
                     control.switch(name)
         return [control.url for control in self.controls if not _answers_with(control, name, running)]
-
-    def _restore(self, name: str, number: int | None) -> None:
-        """Have the repository serve version `number`, if it has that version and serves another."""
-        if number in version_numbers(self.repository / name) and number != served_number(self.repository / name):
-            rollback(self.repository, name, number)
 
 
 def _addresses(urls: Sequence[str]) -> list[str]:

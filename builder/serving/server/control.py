@@ -24,7 +24,7 @@ from builder.repository.versions import (
     front_of,
     is_front,
     one_config,
-    rollback,
+    restore,
     served_number,
     version_numbers,
     with_versions,
@@ -104,9 +104,7 @@ class Control:
             agreed = before in self.versions(name, ("READY",))
             yield
         except BaseException:
-            number = self._answering(name, before) if agreed else before
-            if number in version_numbers(self.repository / name) and number != served_number(self.repository / name):
-                rollback(self.repository, name, number)
+            restore(self.repository, name, self._answering(name, before) if agreed else before)
             raise
 
     def _answering(self, name: str, before: int | None) -> int | None:

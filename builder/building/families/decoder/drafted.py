@@ -167,7 +167,7 @@ class DraftedModel:
         bounds = (replace(bound, name=f"of the draft, {bound.name}") for bound in draft.comparison.bounds)
         comparison = Comparison((*target.comparison.bounds, *bounds))
         about, report = draft.report, target.report
-        served = next(variant for variant in about.variants if variant.name == about.chosen)
+        served = about.served
         report = replace(
             report,
             files=file_hashes([entry]),

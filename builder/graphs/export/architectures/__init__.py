@@ -73,7 +73,7 @@ def refuse_unseen_tokens(model: PreTrainedModel, max_length: int) -> None:
 
 
 def _by_configuration(model: PreTrainedModel, name: str) -> Any:
-    """Return what the function `name` of the architecture's file says of the configuration; None if it has none."""
+    """Call the function `name` of the architecture's file with the configuration; None if it has no such function."""
     found = getattr(_file_of(model), name, None)
     return None if found is None else found(model.config)
 

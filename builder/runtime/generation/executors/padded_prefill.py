@@ -29,8 +29,8 @@ def bucket(tokens: int, longest: int) -> int:
 def padded(parts: "Sequence[CallPart]", longest: int) -> "tuple[CallPart, np.ndarray | None]":
     """Return one part for `parts`, of slots of `longest` tokens, and how many of each row's tokens are its own.
 
-    None: all of them. So it is of decoding rows, which stay as they are, and of a single row: its padding is written
-    after its own tokens as if it were more of them, and the row's next call overwrites it.
+    The counts are None for decoding rows, which stay as they are, and for a single row: its padding is written after
+    its own tokens as if it were more of them, and the row's next call overwrites it.
     """
     if len(parts) == 1 and (len(parts[0].tokens) > 1 or parts[0].tokens.shape[1] == 1):
         return parts[0], None

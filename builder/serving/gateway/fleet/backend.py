@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from random import Random
 
 from tritonclient.grpc import service_pb2
@@ -23,6 +24,24 @@ from builder.serving.gateway.tensors import Outputs
 RETRYABLE = ("unavailable", "queue_full")
 MAX_ATTEMPTS = 3  # servers that a request is sent to, since it may be what makes them fail
 log = logging.getLogger(__name__)
+
+
+@dataclass
+class Attempts:
+    """Servers that failed to answer one request.
+
+    `requested`: the version that the client named; `version`: the one that they were asked for. Both may be empty.
+    `error`: that of the last server.
+    """
+
+    requested: str
+    version: str = ""
+    tried: list[FleetServer] = field(default_factory=list)
+    error: ApiError | None = None
+
+    def add(self, server: FleetServer, version: str, error: ApiError) -> None:
+        self.tried.append(server)
+        self.version, self.error = version, error
 
 
 class FleetBackend(Backend):
@@ -58,12 +77,11 @@ class FleetBackend(Backend):
         send_to: Callable[[FleetServer], StreamFunction],
     ) -> AsyncGenerator[Outputs, None]:
         """Yield the answers of one server. A request whose answer has started is not sent again."""
-        model, requested_version = request.model_name, request.model_version
+        model, attempts = request.model_name, Attempts(request.model_version)
         self.budget.add_request(self.members.now())
-        version, holders = await self._candidates(model, requested_version)
+        version, holders = await self._candidates(model, attempts)
         if not holders:
             raise self._not_loaded(model, version)
-        tried: list[FleetServer] = []
         while True:
             server, has_started = self._choose(model, holders, work), False
             request.model_version = version
@@ -79,31 +97,20 @@ class FleetBackend(Backend):
                 return
             except ApiError as error:
                 self._record_failure(server, model, error)
-                tried.append(server)
-                if has_started or len(tried) >= MAX_ATTEMPTS or error.code not in self.retryable:
+                attempts.add(server, version, error)
+                if has_started or len(attempts.tried) >= MAX_ATTEMPTS or error.code not in self.retryable:
                     raise
-                version, holders = await self._candidates(model, requested_version, version, tried, error)
+                version, holders = await self._candidates(model, attempts)
                 if not holders or not self._take_retry():
                     raise
                 self.members.metrics.retries.labels(server.name).inc()
             finally:
-                request.model_version = requested_version  # a canary sends the same request to another model
+                request.model_version = attempts.requested  # a canary sends the same request to another model
 
-    async def _candidates(
-        self,
-        model: str,
-        requested: str,
-        before: str = "",
-        tried: Sequence[FleetServer] = (),
-        error: ApiError | None = None,
-    ) -> tuple[str, list[FleetServer]]:
-        """Return the version of `model` to ask for and the servers that may answer, without those already `tried`.
-
-        `requested`: the version that the client named; `before`: the one asked for before. Both may be empty. `error`:
-        that of the last server tried.
-        """
-        servers = [server for server in self.members.accepting_with(model) if server not in tried]
-        return holders_of(servers, model, requested, before)
+    async def _candidates(self, model: str, attempts: Attempts) -> tuple[str, list[FleetServer]]:
+        """Return the version of `model` to ask for and the servers that may answer, without those already tried."""
+        servers = [server for server in self.members.accepting_with(model) if server not in attempts.tried]
+        return holders_of(servers, model, attempts.requested, attempts.version)
 
     def _choose(self, model: str, holders: Sequence[FleetServer], work: RequestWork) -> FleetServer:
         """Return a server to send a request to. If the model fails on all of them, the fault may not be theirs."""

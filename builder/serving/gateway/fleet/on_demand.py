@@ -9,7 +9,7 @@ from random import Random
 
 from builder.serving.gateway.background import start_task
 from builder.serving.gateway.errors import ApiError
-from builder.serving.gateway.fleet.backend import RETRYABLE, FleetBackend
+from builder.serving.gateway.fleet.backend import RETRYABLE, Attempts, FleetBackend
 from builder.serving.gateway.fleet.fleet_server import FleetServer
 from builder.serving.gateway.fleet.members import FleetMembers
 from builder.serving.gateway.fleet.on_demand_server import OnDemandServer
@@ -37,26 +37,19 @@ class OnDemandFleetBackend(FleetBackend):
         self.sizes: dict[str, tuple[Stamp, int]] = {}  # estimated bytes
         self.copying: dict[str, asyncio.Task[None]] = {}
 
-    async def _candidates(
-        self,
-        model: str,
-        requested: str,
-        before: str = "",
-        tried: Sequence[FleetServer] = (),
-        error: ApiError | None = None,
-    ) -> tuple[str, list[FleetServer]]:
-        """Return the servers that have a model, or the one that is to load it. `requested` may name a version.
+    async def _candidates(self, model: str, attempts: Attempts) -> tuple[str, list[FleetServer]]:
+        """Return the servers that have a model, or the one that is to load it.
 
         A full queue makes no other server load the model: `_copy_if_full` decides that.
         """
-        now = self.members.now()
+        now, tried = self.members.now(), attempts.tried
         holders = [_on_demand(server) for server in self.members.accepting_with(model) if server not in tried]
         holders = [server for server in holders if server.has_loaded(model) and server.is_healthy(model, now)]
-        may_load = error is None or error.code != "queue_full"
+        may_load = attempts.error is None or attempts.error.code != "queue_full"
         if not holders and may_load and (servers := self._servers(model, tried)):
             size = await self._size(model, servers[0])
             holders = _with(model, servers) or [place(size, servers)]
-        return requested, list(holders)
+        return attempts.requested, list(holders)
 
     def _servers(self, model: str, tried: Sequence[FleetServer]) -> list[OnDemandServer]:
         """Return the candidates for `model`, those on which it fails only if there are no others."""

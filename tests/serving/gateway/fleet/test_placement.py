@@ -30,7 +30,7 @@ def servers(count: int = 5) -> list[Server]:
 
 
 def test_gateways_place_alike_and_evenly() -> None:
-    """The order in which a gateway learned of the servers does not matter."""
+    """Place every model alike, in whatever order a gateway learned of the servers."""
     here, there = servers(), servers()[::-1]
     placed = [place(1, candidates_for(model, here)).name for model in MODELS]
     assert placed == [place(1, candidates_for(model, there)).name for model in MODELS]
