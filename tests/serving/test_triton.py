@@ -34,6 +34,24 @@ def test_free_ports_skip_a_port_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
         assert port not in vars(free_ports()).values()
 
 
+NOT_AN_ERROR = [
+    'E1128 08:00:00.1 7 server.cc:241] "CudaDriverHelper has not been initialized."',
+    "Error: Failed to initialize NVML",
+]
+ABORT = ["terminate called after throwing an instance of 'boost::interprocess::lock_exception'", "  what():  boost"]
+
+
+def test_server_that_aborts_is_told_by_its_last_lines() -> None:
+    """Regression: a start that ended by SIGABRT was explained by a line of every machine without a GPU."""
+    reason = triton.start_failure(["I1128 loading", *NOT_AN_ERROR, *ABORT], -6)
+    assert reason.startswith("Triton stopped, by SIGABRT: it gave no reason, and its last lines were: I1128 loading | ")
+    assert "lock_exception' | what():  boost" in reason
+    real = 'E1128 08:00:01.1 7 main.cc:257] "failed to start HTTP service"'
+    assert triton.start_failure([real, *NOT_AN_ERROR], 1).startswith(
+        'Triton stopped, with status 1: "failed to start HTTP service"'
+    )
+
+
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     """Return a folder that looks like a repository; most tests fail before loading it."""

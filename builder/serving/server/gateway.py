@@ -14,8 +14,8 @@ from functools import partial
 
 from builder.common.errors import ServeError
 from builder.serving.server.backoff import restart_backoff
-from builder.serving.server.process import die_with_parent
-from builder.serving.server.watch import POLL_S, describe_exit
+from builder.serving.server.process import describe_exit, die_with_parent
+from builder.serving.server.watch import POLL_S
 
 Process = subprocess.Popen[bytes]
 GATEWAY_PROGRAM = "import sys; from builder.cli import main; sys.exit(main())"

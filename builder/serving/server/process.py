@@ -52,6 +52,11 @@ def process_group(
         reader.join(READ_TIMEOUT_S)
 
 
+def describe_exit(status: int) -> str:
+    """Describe how a process ended: "with status 1", "by SIGKILL"."""
+    return f"with status {status}" if status >= 0 else f"by {signal.Signals(-status).name}"
+
+
 def _keep_lines(output: IO[str], log: list[str], echo: Callable[[str], None] | None) -> None:
     """Read the output to its end and close it here.
 

@@ -29,12 +29,14 @@ from builder.repository.config.arguments import EXIT_TIMEOUT_S
 from builder.repository.liveness import NAME
 from builder.repository.transaction import recover
 from builder.serving.server.embedded import BACKENDS, EmbeddedCommand, prepare_embedded
-from builder.serving.server.process import READ_TIMEOUT_S, process_group
+from builder.serving.server.process import READ_TIMEOUT_S, describe_exit, process_group
 from builder.serving.server.refusals import SHARED_MEMORY, refuse_host, refuse_repository, refuse_unsigned
 
 IDLE_REPORTS = 4  # reports of a stopping server, one per second; a model's Python takes one or two to end
 START_TIMEOUT_S = 600.0  # includes loading the models; a server that ends meanwhile is noticed at once
 READY_TIMEOUT_S = 10.0  # for a listening server to answer whether it is ready
+WITHOUT_GPU = ("CudaDriverHelper has not been initialized", "Failed to initialize NVML")  # of every start without one
+LAST_LINES = 4  # of a log without an error
 FREE_PORTS = range(20_000, 32_768)  # ports below the ephemeral range of Linux: ip(7), ip_local_port_range
 NOT_TRIED = "Triton did not try to load it, as where it cannot read its config.pbtxt"  # the index then has no state
 
@@ -212,9 +214,10 @@ def _wait_until_ready(server: TritonServer, timeout_s: float, reader: threading.
     end = time.monotonic() + timeout_s
     with grpc.InferenceServerClient(server.url) as client:
         while time.monotonic() < end:
-            if server.process.poll() is not None:
+            status = server.process.poll()
+            if status is not None:
                 reader.join(READ_TIMEOUT_S)
-                raise ServeError(start_failure(server.log))
+                raise ServeError(start_failure(server.log, status))
             try:
                 is_ready = client.is_server_ready(client_timeout=READY_TIMEOUT_S)
             except InferenceServerException:
@@ -260,16 +263,21 @@ def _drained(server: TritonServer) -> bool:
     )
 
 
-def start_failure(log: list[str]) -> str:
-    """Return the reason in a log why the server did not start, in one line."""
+def start_failure(log: list[str], status: int | None = None) -> str:
+    """Return the reason in a log why the server did not start, in one line. `status`: how its process ended."""
     for line in log:
         if failed := re.search(r"failed to load '([^']+)'", line):
             reason = line.split("failed to load", 1)[1].split(": ", 1)[-1]
             return f"the model {failed[1]} does not load: {reason[:300]}. Check the repository: build-repo check"
-    return f"Triton stopped: {last_error(log)}; -v shows its log"
+    ended = "" if status is None else f", {describe_exit(status)}"
+    return f"Triton stopped{ended}: {last_error(log)}; -v shows its log"
 
 
 def last_error(log: list[str]) -> str:
-    """Return the last error in a log, in one line."""
-    errors = [line.split("] ", 1)[-1] for line in log if line.startswith("E") or "error" in line.lower()]
-    return errors[-1][:300] if errors else "it gave no reason"
+    """Return the last error in a log, in one line; where there is none, the last lines: those of C++ for an abort."""
+    told = [line for line in log if not any(sign in line for sign in WITHOUT_GPU)]
+    errors = [line.split("] ", 1)[-1] for line in told if line.startswith("E") or "error" in line.lower()]
+    if errors:
+        return errors[-1][:300]
+    last = " | ".join(filter(None, map(str.strip, told[-LAST_LINES:])))
+    return f"it gave no reason, and its last lines were: {last[:300]}" if last else "it gave no reason"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import re
-import signal
 import time
 import urllib.request
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from builder.repository.liveness import NAME as LIVENESS
 from builder.serving.server.backoff import Backoff, restart_backoff
 from builder.serving.server.control import LOAD_TIMEOUT_S, Control, server_reason, versions_in
 from builder.serving.server.heartbeat import heartbeat
+from builder.serving.server.process import describe_exit
 from builder.serving.server.refusals import refuse_unsigned
 from builder.serving.server.stubs import Stub, Stubs
 from builder.serving.server.triton import TritonServer, last_error
@@ -165,11 +165,6 @@ def keep_running(
             raise ServeError(f"{ended}; that was the {_ordinal(backoff.failures)} time in a row")
         say(f"{ended}; it is started again" + (f" in {delay:g} s" if delay else ""))
         time.sleep(delay)
-
-
-def describe_exit(status: int) -> str:
-    """Describe how a process ended: "with status 1", "by SIGKILL"."""
-    return f"with status {status}" if status >= 0 else f"by {signal.Signals(-status).name}"
 
 
 def _watch_until_end(server: TritonServer, say: Say) -> str:
