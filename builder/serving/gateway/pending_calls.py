@@ -22,7 +22,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from typing import Any, NamedTuple
 
 from builder.common.releases import version_tuple
 from builder.serving.gateway.errors import queue_full
@@ -42,11 +42,18 @@ class BackendLost(Exception):
     """Triton will not answer a call."""
 
 
+class NotReady(NamedTuple):
+    """A check that found a model not ready: when it was sent and answered, in monotonic seconds."""
+
+    sent: float
+    answered: float
+
+
 class LossDetector:
-    """Detects lost calls. `last_not_ready`: the time at which each model was last seen not ready."""
+    """Detects lost calls. `last_not_ready`: the last check that found each model not ready."""
 
     def __init__(self) -> None:
-        self.last_not_ready: dict[str, float] = {}
+        self.last_not_ready: dict[str, NotReady] = {}
         self.checks: dict[str, asyncio.Task[None]] = {}
 
     async def wait(
@@ -68,18 +75,24 @@ class LossDetector:
         while not (await asyncio.wait({running}, timeout=READY_CHECK_INTERVAL_S))[0]:
             if model not in self.checks:
                 self.checks[model] = asyncio.ensure_future(self._check(model, is_ready))
-            not_ready, now = self.last_not_ready.get(model, since), time.monotonic()
-            if not_ready <= since:
+            not_ready, now = self.last_not_ready.get(model), time.monotonic()
+            # A check sent before the call tells nothing about it: a busy server may answer the check much later.
+            if not_ready is None or not_ready.sent <= since:
                 continue
             lost_after_s = UNSTARTED_STREAM_LOST_AFTER_S if is_stream else LOST_AFTER_S
-            if now - waiting_since > SILENT_STREAM_LOST_AFTER_S if has_started else now - not_ready > lost_after_s:
+            if (
+                now - waiting_since > SILENT_STREAM_LOST_AFTER_S
+                if has_started
+                else now - not_ready.answered > lost_after_s
+            ):
                 raise BackendLost
 
     async def _check(self, model: str, is_ready: IsReady) -> None:
         """Check a model once for all of its calls. No call waits for it: a busy server answers slowly."""
         try:
+            sent = time.monotonic()
             if not await is_ready():
-                self.last_not_ready[model] = time.monotonic()
+                self.last_not_ready[model] = NotReady(sent, time.monotonic())
             await asyncio.sleep(READY_CHECK_INTERVAL_S)
         finally:
             del self.checks[model]

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from builder.serving.gateway import pending_calls
-from builder.serving.gateway.pending_calls import BackendLost, LossDetector
+from builder.serving.gateway.pending_calls import BackendLost, LossDetector, NotReady
 
 
 class FakeClock:
@@ -71,7 +71,7 @@ def test_silent_stream_of_a_model_that_was_not_ready_is_lost(clock: FakeClock, c
         async with asyncio.timeout(60):
             with pytest.raises(BackendLost):
                 await LossDetector().wait(
-                    asyncio.get_running_loop().create_future(), "writes", ready, 0.0, has_started=True
+                    asyncio.get_running_loop().create_future(), "writes", ready, -1.0, has_started=True
                 )
         return clock.now
 
@@ -85,7 +85,7 @@ def test_stream_loss_counts_from_the_wait(clock: FakeClock, begun: bool) -> None
     """Its reader was slow while its model was away, or it is a whole answer, which takes minutes."""
     patience = pending_calls.SILENT_STREAM_LOST_AFTER_S if begun else pending_calls.UNSTARTED_STREAM_LOST_AFTER_S
     detector, clock.now = LossDetector(), 1000.0
-    detector.last_not_ready["writes"] = 500.0 if begun else clock.now
+    detector.last_not_ready["writes"] = NotReady(sent := 500.0 if begun else clock.now, sent)
 
     async def ready() -> bool:
         clock.now += patience / 4
@@ -98,6 +98,39 @@ def test_stream_loss_counts_from_the_wait(clock: FakeClock, begun: bool) -> None
         return clock.now
 
     assert patience < asyncio.run(lost_at()) - 1000 < 2 * patience
+
+
+def test_call_is_not_lost_by_a_check_that_was_sent_before_it(clock: FakeClock) -> None:
+    """The model was loaded meanwhile, and the call was sent to it. A busy server answers the check late."""
+
+    async def answer() -> str:
+        detector, answered = LossDetector(), asyncio.Event()
+        running: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        async def not_ready() -> bool:
+            await answered.wait()
+            return False
+
+        async def ready() -> bool:
+            clock.now += pending_calls.LOST_AFTER_S
+            if clock.now > 5 * pending_calls.LOST_AFTER_S:
+                running.set_result("late")
+            return True
+
+        earlier = asyncio.ensure_future(detector.wait(asyncio.Future(), "embeds", not_ready))
+        while not detector.checks:
+            await asyncio.sleep(0)
+        earlier.cancel()  # its check goes on
+        clock.now += 1
+        call = asyncio.ensure_future(detector.wait(running, "embeds", ready))
+        await asyncio.sleep(0)
+        clock.now += 1
+        answered.set()
+        async with asyncio.timeout(60):
+            await call
+        return running.result()
+
+    assert asyncio.run(answer()) == "late"
 
 
 def test_silent_stream_of_a_ready_model_is_not_lost(clock: FakeClock) -> None:
