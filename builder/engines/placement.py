@@ -14,8 +14,9 @@ from builder.engines import graph_engine
 from builder.engines.profiles import Calls, buckets
 from builder.graphs.onnx.graph import Graph
 from builder.options import BuildSpec, Gpu
+from builder.runtime.encoder.call_inputs import TOKEN_SOURCES
 
-TOKEN_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+TOKEN_INPUTS = tuple(TOKEN_SOURCES)
 
 Shapes = Mapping[str, tuple[int, int]]  # by input: (rows, its second axis)
 

@@ -33,6 +33,7 @@ from builder.options import BuildSpec
 from builder.repository.layout.encoder import bucketed, serving_document
 from builder.repository.report.record import MeasuredVariant
 from builder.runtime.contract import FILE, Alike, EncoderServing, dump
+from builder.runtime.encoder.call_inputs import TASK
 from builder.runtime.encoder.pipeline import Pipeline
 from builder.runtime.fields import Field, InputError
 
@@ -196,7 +197,7 @@ class Evaluator:
         rows = []
         for call in (self.feeds[0], self.feeds[-1]):
             length = int(call["attention_mask"][0].sum()) if "attention_mask" in call else call["input_ids"].shape[1]
-            lengths = {name: None if source == "task" else length for name, source in sources.items()}
+            lengths = {name: None if source == TASK else length for name, source in sources.items()}
             rows.append({name: call[name][0, : lengths[name]].tolist() for name in sources})
         return rows
 

@@ -24,12 +24,13 @@ from builder.graphs.export.chosen_experts import chosen_experts
 from builder.graphs.export.failure import reason
 from builder.graphs.export.program import export_graph
 from builder.graphs.export.recurrence import recurrent_operators
-from builder.graphs.export.rows import TASK_INPUTS, TOKENIZER_INPUTS, Rows, rows_of
+from builder.graphs.export.rows import TASK_INPUTS, Rows, rows_of
 from builder.graphs.export.shared_prefixes import SHARED, share_prefixes
 from builder.graphs.onnx.bands import split_bands
 from builder.graphs.onnx.experts import order_experts
 from builder.graphs.onnx.graph import MODEL_FILE, Graph
 from builder.graphs.onnx.operators import ATTENTION, CACHED_ATTENTION
+from builder.runtime.encoder.call_inputs import TOKEN_SOURCES
 
 EXAMPLE = (7, 5)  # tokens of each row of the example: sizes that no axis is specialised on
 
@@ -87,7 +88,7 @@ def task_graph(checkpoint: Checkpoint) -> TaskGraph:
     task = encoder_task(checkpoint.task)
     accepted = inspect.signature(checkpoint.model.forward).parameters
     produced = checkpoint.tokenizer.model_input_names
-    names = [name for name in TOKENIZER_INPUTS if name in accepted and name in produced]
+    names = [name for name in TOKEN_SOURCES if name in accepted and name in produced]
     return task.graph(checkpoint, (*names, *task.extra_inputs))
 
 

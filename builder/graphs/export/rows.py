@@ -13,7 +13,6 @@ import numpy as np
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.common.samples import TEXTS
 
-TOKENIZER_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 MASKS = 3  # positions of a row, for the tasks that ask for some
 MAX_LABELS = 6
 TASK_INPUTS = {  # inputs of tasks, and their second axes

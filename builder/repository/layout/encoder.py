@@ -24,9 +24,8 @@ from builder.options import BuildSpec, RequestLimitOptions
 from builder.repository.config.entries import Config, RepositoryEntry, WarmUp
 from builder.repository.layout.emitted import encoder_files
 from builder.runtime.contract import FILE, Alike, Batching, EncoderServing, RequestLimits, dump
+from builder.runtime.encoder.call_inputs import sources
 from builder.runtime.fields import Field
-
-SOURCES = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
 
 
 def serving_document(
@@ -55,7 +54,7 @@ def serving_document(
         max_length=max_length,
         truncate=spec.truncate,
         truncation_side=truncation_side,
-        inputs={name: SOURCES.get(name, "task") for name in graph.inputs},
+        inputs=sources(graph.inputs),
         outputs=graph.outputs,
         pad=pad,
         batching=Batching(token_budget, spec.max_batch_size, spec.serving.call_cost, buckets, alike, shares_prefixes),

@@ -18,7 +18,8 @@ from tokenizers import Encoding
 from ..contract import load_encoder
 from ..fields import InputError, Tensors, as_bytes, option, refuse_large
 from ..tokens import TOKENIZE, TOKENS
-from .cutting import cut, cut_sharing, smallest_bucket
+from .call_inputs import CallInputs, pad
+from .cutting import cut, cut_sharing
 from .task import PROMPT_TOKENS, TRUNCATED, EncodingJob, Row, Task
 from .text import TextEncoder
 
@@ -71,6 +72,7 @@ class Pipeline:
             folder / "tokenizer.json", task_type.offsets, self.serving.truncation_side, task_type.split_words
         )
         self.task = task_type(self.serving, self.text, folder)
+        self.inputs = CallInputs(self.serving)
         self.infer = infer
         self.map_calls = map_calls
         self.counts = Counts()
@@ -125,13 +127,8 @@ class Pipeline:
 
     def warm_up(self) -> None:
         """Make serving.json's warm-up calls, and one call of each length of a bucket."""
-        for row in self.serving.warm_up:
-            self.infer({name: np.array([row[name]], dtype=np.int64) for name in self.serving.inputs})
-        for length in sorted({tokens for _, tokens in self.serving.batching.buckets}):
-            for row in self.serving.warm_up[-1:]:
-                feeds = {name: np.array([row[name]], dtype=np.int64) for name in self.serving.inputs}
-                tokens = [name for name, source in self.serving.inputs.items() if source != "task"]
-                self.infer({**feeds, **{name: np.resize(feeds[name], (1, length)) for name in tokens}})
+        for feeds in self.inputs.warm_up():
+            self.infer(feeds)
 
     def _encode(self, jobs: Mapping[int, EncodingJob]) -> dict[int, list[Encoding] | Exception]:
         """Tokenise all jobs' texts, in one call for those that are cut the same way; retry each alone if it fails."""
@@ -184,7 +181,7 @@ class Pipeline:
     def _cut(self, rows: Sequence[Row], group: Sequence[int]) -> list[list[int]]:
         batching = self.serving.batching
         if batching.shares_prefixes:
-            calls = cut_sharing(_pad([rows[i].encoding.ids for i in group], -1), batching)
+            calls = cut_sharing(pad([rows[i].encoding.ids for i in group], -1), batching)
         else:
             calls = cut([len(rows[i].encoding) for i in group], batching)
         return [[group[i] for i in call] for call in calls]
@@ -196,26 +193,12 @@ class Pipeline:
             return error
 
     def _feeds(self, rows: Sequence[Row]) -> dict[str, np.ndarray]:
-        """Pad rows to the longest; return each input of the engine as int64, shape (rows, longest)."""
-        columns: dict[str, list[list[int]]] = {}
-        for name, source in self.serving.inputs.items():
-            if source == "task":
-                columns[name] = [row.feeds[name] for row in rows]
-            else:
-                columns[name] = [getattr(row.encoding, source) for row in rows]
-        call = len(rows), max(1, *(len(row.encoding) for row in rows))
-        bucket = smallest_bucket(call, self.serving.batching.buckets)
+        """Return the engine's inputs for one call, and count it."""
+        padded = self.inputs.shape(rows)
         self.counts.calls += 1
         self.counts.tokens += sum(len(row.encoding) for row in rows)
-        self.counts.padded_tokens += bucket[0] * bucket[1]
-        feeds = {name: _pad(values, self.serving.pad.get(name, 0)) for name, values in columns.items()}
-        return feeds if bucket == call else {name: self._fill(name, array, bucket) for name, array in feeds.items()}
-
-    def _fill(self, name: str, array: np.ndarray, shape: "tuple[int, int]") -> np.ndarray:
-        """Place `array` in the corner of `shape`: pad its rows, if they are tokens, and repeat the last."""
-        longer = 0 if self.serving.inputs[name] == "task" else shape[1] - array.shape[1]
-        wider = np.pad(array, ((0, 0), (0, longer)), constant_values=self.serving.pad.get(name, 0))
-        return np.pad(wider, ((0, shape[0] - array.shape[0]), (0, 0)), mode="edge")
+        self.counts.padded_tokens += padded[0] * padded[1]
+        return self.inputs.of(rows)
 
     def _answer(self, work: PendingRequest) -> dict[str, np.ndarray]:
         tensors = self.task.answer(work.job, work.rows, work.outputs)
@@ -226,13 +209,6 @@ class Pipeline:
             truncated[row.source // rows_per_answer, 0] |= row.truncated
             tokens[row.source // rows_per_answer, 0] += len(row.encoding)
         return {**tensors, TRUNCATED.name: truncated, PROMPT_TOKENS.name: tokens}
-
-
-def _pad(rows: Sequence[Sequence[int]], value: int) -> np.ndarray:
-    padded = np.full((len(rows), max(1, max(len(row) for row in rows))), value, dtype=np.int64)
-    for i, row in enumerate(rows):
-        padded[i, : len(row)] = row
-    return padded
 
 
 __all__ = ["Answer", "InputError", "Pipeline"]

@@ -1,0 +1,76 @@
+"""Make the inputs that one call gives an encoder's engine: int64 arrays by name, (rows, longest row).
+
+Knows which part of a row each input takes, padding and buckets; knows nothing about tasks or engines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from ..contract import EncoderServing
+from .cutting import smallest_bucket
+from .task import Row
+
+TASK = "task"  # the source of an input that the task makes: Row.feeds has it
+TOKEN_SOURCES = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}  # of an Encoding
+
+
+def sources(names: "Sequence[str]") -> "dict[str, str]":
+    """Return what fills each input of a graph: an attribute of an encoding, or TASK."""
+    return {name: TOKEN_SOURCES.get(name, TASK) for name in names}
+
+
+class CallInputs:
+    """Inputs of the calls of the front that `serving` describes."""
+
+    def __init__(self, serving: EncoderServing) -> None:
+        self.serving = serving
+
+    def of(self, rows: "Sequence[Row]") -> "dict[str, np.ndarray]":
+        """Pad rows to the longest, or to the shape that `shape` returns, and return each input of the engine."""
+        call, bucket = _shape(rows), self.shape(rows)
+        inputs = {}
+        for name, source in self.serving.inputs.items():
+            values = [row.feeds[name] if source == TASK else getattr(row.encoding, source) for row in rows]
+            array = pad(values, self.serving.pad.get(name, 0))
+            inputs[name] = array if bucket == call else self._fill(name, array, bucket)
+        return inputs
+
+    def shape(self, rows: "Sequence[Row]") -> "tuple[int, int]":
+        """Return the rows and the tokens of each that a call on `rows` has: a bucket, or its own if none fits."""
+        return smallest_bucket(_shape(rows), self.serving.batching.buckets)
+
+    def warm_up(self) -> "Iterator[dict[str, np.ndarray]]":
+        """Yield the inputs of serving.json's warm-up calls, and those of one call of each length of a bucket."""
+        calls = [self._one_row(row) for row in self.serving.warm_up]
+        yield from calls
+        for length in sorted({tokens for _, tokens in self.serving.batching.buckets}):
+            for call in calls[-1:]:
+                yield {
+                    name: array if self.serving.inputs[name] == TASK else np.resize(array, (1, length))
+                    for name, array in call.items()
+                }
+
+    def _one_row(self, row: "Mapping[str, Sequence[int]]") -> "dict[str, np.ndarray]":
+        return {name: np.array([row[name]], dtype=np.int64) for name in self.serving.inputs}
+
+    def _fill(self, name: str, array: np.ndarray, shape: "tuple[int, int]") -> np.ndarray:
+        """Place `array` in the corner of `shape`: pad its rows, if they are tokens, and repeat the last."""
+        longer = 0 if self.serving.inputs[name] == TASK else shape[1] - array.shape[1]
+        wider = np.pad(array, ((0, 0), (0, longer)), constant_values=self.serving.pad.get(name, 0))
+        return np.pad(wider, ((0, shape[0] - array.shape[0]), (0, 0)), mode="edge")
+
+
+def pad(rows: "Sequence[Sequence[int]]", value: int) -> np.ndarray:
+    """Return `rows` as one array, with `value` after the shorter ones."""
+    padded = np.full((len(rows), max(1, max(len(row) for row in rows))), value, dtype=np.int64)
+    for i, row in enumerate(rows):
+        padded[i, : len(row)] = row
+    return padded
+
+
+def _shape(rows: "Sequence[Row]") -> "tuple[int, int]":
+    """Return how many rows there are, and the tokens of the longest."""
+    return len(rows), max(1, *(len(row.encoding) for row in rows))
