@@ -48,6 +48,7 @@ class FleetServer:
         self.backend = triton if backend is None else backend
         self.work = 0  # tokens
         self.requests = 0
+        self.loaded: list[tuple[str, str]] = []  # models and versions, as the server listed them last
         self.versions: Mapping[str, Sequence[str]] = {}
         self.repository: Set[str] = frozenset()
         self.is_ready = False
@@ -127,12 +128,14 @@ class FleetServer:
 
     async def read_versions(self) -> None:
         """Read which models are loaded, and tell `holders`. Raises ApiError."""
+        loaded = await self._in_time(self.triton.index())
+        if self.is_leaving or loaded == self.loaded:
+            return
         versions: dict[str, list[str]] = {}
-        for name, version in await self._in_time(self.triton.index()):
+        for name, version in loaded:
             versions.setdefault(name, []).append(version)
-        if not self.is_leaving:
-            self.holders.change(self, self.versions, versions)
-            self.versions = versions
+        self.holders.change(self, self.versions, versions)
+        self.loaded, self.versions = loaded, versions
 
     async def read_repository(self) -> None:
         """Read which models its repository has. Raises ApiError."""

@@ -44,6 +44,7 @@ class FleetMembers:
     ) -> None:
         self.targets, self.metrics, self.now, self.connect = targets, metrics, now, connect
         self.servers: dict[str, FleetServer] = {}
+        self.joined = 0  # servers so far; a change tells that there are new ones
         self.holders = ModelHolders[FleetServer]()
         self.addresses: dict[Target, Sequence[str]] = {}  # of each target, as it was resolved last
         self.background: set[asyncio.Task[None]] = set()  # checks, and servers that are closed
@@ -88,6 +89,7 @@ class FleetMembers:
             if address not in self.servers:
                 self.servers[address] = self.connect(address, self.holders)
                 self.metrics.add(self.servers[address])
+                self.joined += 1
         for server in self.servers.values():
             server.is_leaving = server.name not in addresses
 

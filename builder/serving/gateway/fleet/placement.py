@@ -7,7 +7,8 @@ Balancing", 2001), and a model that fails to load is tried on few servers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from heapq import nlargest
 from typing import Protocol, TypeVar
 
 from builder.serving.gateway.fleet.routing import ServerLoad, rank_for, work_limit
@@ -33,9 +34,9 @@ def ranked(model: str, servers: Sequence[S]) -> list[S]:
     return sorted(servers, key=rank_for(model.encode()), reverse=True)
 
 
-def candidates_for(model: str, servers: Sequence[S]) -> list[S]:
+def candidates_for(model: str, servers: Iterable[S], count: int = CANDIDATES) -> list[S]:
     """Return the servers that may load a model, first choice first."""
-    return ranked(model, servers)[:CANDIDATES]
+    return nlargest(count, servers, key=rank_for(model.encode()))
 
 
 def place(size: int, candidates: Sequence[M]) -> M:

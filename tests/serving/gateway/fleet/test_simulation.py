@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
+from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
+from tritonclient.grpc import service_pb2
 
 from builder.serving.gateway.fleet.fleet_server import FleetServer
 from builder.serving.gateway.fleet.members import FleetMembers
 from builder.serving.gateway.fleet.metrics import FleetMetrics
+from builder.serving.gateway.fleet.on_demand import FIRST_SERVERS
+from builder.serving.gateway.fleet.placement import candidates_for
 from scripts.simulation import clock
 from scripts.simulation.fleet import Scenario, simulate
+from scripts.simulation.on_demand import on_demand_backend
 from scripts.simulation.servers import SimulatedTriton, Stopwatch
 
 SMALL = Scenario(servers=12, models=40, gateways=2, seconds=30.0, load=0.4, failures=1)
@@ -77,3 +84,47 @@ def test_simulated_fleet_loads_models_on_demand() -> None:
     assert figures["loading"]["hit_rate"] > 0.7
     assert figures["loading"]["evictions"] < 40
     assert figures["prefix_hit_rate"] > 0.8
+
+
+def test_request_for_a_loading_model_looks_at_few_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: a request that waited for a load, or started one again, looked at every server of the fleet."""
+    looked: list[str] = []
+    accepts_requests = FleetServer.accepts_requests
+
+    def look(server: FleetServer) -> bool:
+        looked.append(server.name)
+        return bool(accepts_requests.fget(server))  # type: ignore[attr-defined]
+
+    async def scenario() -> None:
+        tritons = [SimulatedTriton(str(number), [], Stopwatch(), is_explicit=True) for number in range(100)]
+        backend = on_demand_backend(tritons, memory=4, random=Random(0))
+        await backend.members.check()
+        requests = [backend.infer(service_pb2.ModelInferRequest(model_name="rare")) for _ in range(10)]
+        monkeypatch.setattr(FleetServer, "accepts_requests", property(look))
+        await asyncio.gather(*requests)
+        assert len(looked) <= 10 * FIRST_SERVERS
+        assert sum(bool(triton.asked) for triton in tritons) == 1, "all requests wait for one load"
+
+    clock.run(scenario())
+
+
+def test_server_that_joins_loads_the_models_that_prefer_it() -> None:
+    """A remembered order of servers is dropped once there are new ones."""
+
+    async def scenario() -> None:
+        tritons = [SimulatedTriton(str(number), [], Stopwatch(), is_explicit=True) for number in range(11)]
+        (favourite,) = candidates_for("rare", [SimpleNamespace(name=triton.url) for triton in tritons], count=1)
+        new = tritons.pop(int(favourite.name))
+        backend = on_demand_backend(tritons, memory=4, random=Random(0))
+        await backend.members.check()
+        await backend.infer(service_pb2.ModelInferRequest(model_name="rare"))
+        (first,) = (triton for triton in tritons if triton.asked)
+        joining = on_demand_backend([new], memory=4, random=Random(0)).members.servers[new.url]
+        members = backend.members
+        members.targets, members.connect = [*members.targets, new.url], lambda address, holders: joining
+        await members.update()
+        first.crash()
+        await backend.infer(service_pb2.ModelInferRequest(model_name="rare"))
+        assert new.asked
+
+    clock.run(scenario())
