@@ -35,7 +35,7 @@ def simulation() -> str:
         (
             kind,
             f"{each['avoided_after_s']:.1f} s",
-            f"{each['back_after_s']:.1f} s",
+            "not within the run" if each["back_after_s"] is None else f"{each['back_after_s']:.1f} s",
             f"{each['share']:.1%}",
         )
         for kind, each in figures["failures"].items()

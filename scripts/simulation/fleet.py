@@ -170,15 +170,16 @@ def _figures(
         "prefix_hit_rate": round(sum(triton.hits for triton in tritons) / max(1, outcome.repeated), 3),
         "first_piece_s": _quantiles(outcome.first_s),
         "embedding_s": _quantiles(outcome.encoded_s),
-        "failures": {kind: _recovery(of, scenario) for kind, of in failing.items() if of},
+        "failures": {kind: recovery(of, scenario) for kind, of in failing.items() if of},
     }
 
 
-def _recovery(tritons: Sequence[SimulatedTriton], scenario: Scenario) -> dict[str, float]:
+def recovery(tritons: Sequence[SimulatedTriton], scenario: Scenario) -> dict[str, float | None]:
     """Return how traffic to servers that failed in the middle third of the time ended and came back.
 
     `avoided_after_s`: from the failure to the last request before the return. `back_after_s`: from the return to the
-    first request. Both of the slowest server. `share`: of the requests of the same servers in the first third.
+    first request; None if a server got no request again. Both of the slowest server. `share`: of the requests of the
+    same servers in the first third.
     """
     start, end = scenario.seconds / 3, scenario.seconds * 2 / 3
     before = [sum(at < start for at in triton.asked) for triton in tritons]
@@ -188,7 +189,7 @@ def _recovery(tritons: Sequence[SimulatedTriton], scenario: Scenario) -> dict[st
         "requests": sum(map(len, during)),
         "share": round(sum(map(len, during)) / max(1, sum(before)), 3),
         "avoided_after_s": round(max(asked[-1] - start if asked else 0.0 for asked in during), 2),
-        "back_after_s": round(max(after) - end, 2),
+        "back_after_s": None if math.inf in after else round(max(after) - end, 2),
     }
 
 

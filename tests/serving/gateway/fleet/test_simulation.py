@@ -18,7 +18,7 @@ from builder.serving.gateway.fleet.metrics import FleetMetrics
 from builder.serving.gateway.fleet.on_demand import FIRST_SERVERS
 from builder.serving.gateway.fleet.placement import candidates_for
 from scripts.simulation import clock
-from scripts.simulation.fleet import Scenario, simulate
+from scripts.simulation.fleet import Scenario, recovery, simulate
 from scripts.simulation.on_demand import on_demand_backend
 from scripts.simulation.servers import SimulatedTriton, Stopwatch
 
@@ -128,3 +128,11 @@ def test_server_that_joins_loads_the_models_that_prefer_it() -> None:
         assert new.asked
 
     clock.run(scenario())
+
+
+def test_recovery_tells_a_server_that_got_no_request_again() -> None:
+    """Regression: the figures had Infinity then, which JSON does not know."""
+    back, away = (SimulatedTriton(str(number), [], Stopwatch()) for number in range(2))
+    back.asked, away.asked = [1.0, 11.0, 23.5], [1.0]
+    assert recovery([back], SMALL)["back_after_s"] == 3.5
+    assert recovery([back, away], SMALL)["back_after_s"] is None
