@@ -207,11 +207,13 @@ def _report(before: Path, number: int, serving: bytes, settings: Settings, reaso
     memory, earlier = report.memory, read_settings(before)
     if memory is not None and "slots" in settings:
         memory = {**memory, "cache": memory["cache"] // earlier["slots"] * settings["slots"]}
+    both = earlier, {**earlier, **settings}
     if memory is not None and "bias" in memory:
-        old, new = (
-            largest_call(one["serving.prefill_tokens"], one["slots"]) for one in (earlier, {**earlier, **settings})
-        )
+        old, new = (largest_call(one["serving.prefill_tokens"], one["slots"]) for one in both)
         memory = {**memory, "bias": memory["bias"] // old * new}
+    if memory is not None and "call" in memory:
+        old, new = (one["serving.token_budget"] for one in both)
+        memory = {**memory, "call": memory["call"] * new // old}
     changes = ", ".join(f"{key} {value}" for key, value in settings.items())
     return replace(
         report,

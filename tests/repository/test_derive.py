@@ -27,7 +27,8 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setattr(module, "check", lambda staged, digests=None: [])
     entry = replace(_entry(name="front"), name="front")
     entry = replace(entry, files={**entry.files, "1/model.onnx": b"weights"})
-    publish(tmp_path / "model_repository", Unverified((entry,), replace(REPORT, files=file_hashes((entry,)))))
+    report = replace(REPORT, files=file_hashes((entry,)), memory={"weights": 7, "call": 1000})
+    publish(tmp_path / "model_repository", Unverified((entry,), report))
     return tmp_path / "model_repository"
 
 
@@ -61,6 +62,12 @@ def _same(front: Path) -> set[str]:
     """Return the pages that are equal in versions 1 and 2."""
     pages = ("report.html", "bom.cdx.json")
     return {page for page in pages if (front / "1" / page).read_bytes() == (front / "2" / page).read_bytes()}
+
+
+def test_memory_of_the_largest_call_follows_the_token_budget(repository: Path) -> None:
+    doubled = 2 * read_settings(repository / "front" / "1")["serving.token_budget"]
+    publish_settings(repository, "front", {"serving.token_budget": doubled}, "it was measured")
+    assert read_report(repository, "front").memory == {"weights": 7, "call": 2000}
 
 
 def test_derive_applies_a_second_change_to_the_first(repository: Path) -> None:

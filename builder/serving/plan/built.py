@@ -27,9 +27,9 @@ def plan_built(repository: Path, name: str) -> ModelPlan:
 def _encoder(repository: Path, name: str, needs: ModelNeeds, serving: EncoderServing) -> ModelPlan:
     config = _config(repository, serving.engine or name)
     instances = sum(group.count or 1 for group in config.instance_group) or 1
-    batch = max(1, _config(repository, name).max_batch_size)
+    batch, call = max(1, _config(repository, name).max_batch_size), needs.largest_call(serving.batching.token_budget)
     memory, size, shared = memory_lines(
-        instances, needs.weights, batch, serving.limits.request_bytes, needs.answer_bytes
+        instances, needs.weights, batch, serving.limits.request_bytes, needs.answer_bytes, call=call
     )
     threads = _configured_threads(config, instances) if serving.session is None else serving.session.threads
     lines, cores = (*memory, _threads(instances, threads)), float(instances * threads) or None

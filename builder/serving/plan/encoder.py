@@ -38,7 +38,10 @@ def plan_encoder(capacity: Capacity, load: Load, needs: ModelNeeds) -> ModelPlan
         settings.update(speed.settings)
     request_bytes = capacity.serving.limits.request_bytes
     batch = capacity.max_batch_size if speed is None else speed.rows
-    memory, size, shared = memory_lines(capacity.instances, needs.weights, batch, request_bytes, needs.answer_bytes)
+    call = needs.largest_call(capacity.serving.token_budget if speed is None else speed.token_budget)
+    memory, size, shared = memory_lines(
+        capacity.instances, needs.weights, batch, request_bytes, needs.answer_bytes, call=call
+    )
     lines += memory
     cache, cache_lines = response_cache(load, needs)
     lines += cache_lines
@@ -82,7 +85,7 @@ def _speed(capacity: Capacity, load: Load, needs: ModelNeeds, cost: CallCost) ->
             f"requests/s. What helps: about {math.ceil(cores / MAX_UTILISATION)} cores (machine: {{cores: ...}}), "
             f"shorter texts{faster}, or a lower precision"
         )
-        return SpeedPlan(lines, {}, [overload], cores, capacity.max_batch_size)
+        return SpeedPlan(lines, {}, [overload], cores, capacity.max_batch_size, capacity.serving.token_budget)
     at_most, arriving = _batch_arrivals(load, cost, arrivals)
     max_batch = max(MAX_BATCH, power_of_two(load.texts))  # a request is not divided
     batch = min_batch = min(max_batch, max(MIN_BATCH, power_of_two(2 * at_most)))
@@ -101,7 +104,7 @@ def _speed(capacity: Capacity, load: Load, needs: ModelNeeds, cost: CallCost) ->
     lines += [PlanLine("p50", played, f"{number(p50)} ms"), PlanLine("p99", texts, f"{number(p99)} ms")]
     settings = {"max_batch_size": batch, "serving.token_budget": budget, "serving.call_cost": call_cost}
     lacking = _lacking(load, needs, cost, full, max_batch, p99)
-    return SpeedPlan(lines, settings, lacking, cores, batch)
+    return SpeedPlan(lines, settings, lacking, cores, batch, budget)
 
 
 def _lacking(load: Load, needs: ModelNeeds, cost: CallCost, full: float, max_batch: int, p99: float) -> list[str]:

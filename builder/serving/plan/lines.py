@@ -27,13 +27,17 @@ class PlanLine:
 
 @dataclass(frozen=True)
 class SpeedPlan:
-    """Consequences of a measured speed. `cores`: busy cores; `rows`: an encoder's batch, or the slots of a loop."""
+    """Consequences of a measured speed.
+
+    `cores`: busy cores; `rows`: an encoder's batch, or the slots of a loop; `token_budget`: of an encoder's calls.
+    """
 
     lines: Sequence[PlanLine]
     settings: Mapping[str, object]
     lacking: Sequence[str]
     cores: float
     rows: int
+    token_budget: int = 0
 
 
 @dataclass(frozen=True)
@@ -80,14 +84,16 @@ def memory_lines(
     cache: int = 0,
     draft: int = 0,
     bias: int = 0,
+    call: int = 0,
 ) -> tuple[tuple[PlanLine, PlanLine], int, int]:
     """Return lines for the resident bytes and for those of /dev/shm, and the two numbers.
 
-    Each instance has its own process and its own weights. All `requests` that are in an instance at once are as large
-    as their limits allow.
+    Each instance has its own process, weights and memory for calls. All `requests` that are in an instance at once are
+    as large as their limits allow.
     """
-    size = instances * (PROCESS + weights) + cache + draft + bias
-    parts = f"{instances} x ({megabytes(PROCESS)} of Python + {megabytes(weights)} of weights)"
+    size = instances * (PROCESS + weights + call) + cache + draft + bias
+    of_call = f" + {megabytes(call)} of the largest call" if call else ""
+    parts = f"{instances} x ({megabytes(PROCESS)} of Python + {megabytes(weights)} of weights{of_call})"
     besides = (("cache", cache), ("the draft", draft), ("the bias on positions", bias))
     formula = parts + "".join(f" + {megabytes(part)} of {what}" for what, part in besides if part)
     shared = instances * (REGION + requests * (request_bytes + answer_bytes))

@@ -29,6 +29,7 @@ class ModelNeeds:
     `weights`: bytes of one instance, its adapters included. `length`: tokens of a text or of a slot. `cross`:
     layers of cross-attention, over `source` tokens. `draft`: bytes of the draft model, its cache included. `bias`:
     bytes of a bias on positions, for each token of a call and each position.
+    `call_token`: bytes of the largest call of an encoder, for each of its tokens.
     `activations`: bytes that the largest call of one instance computes on a GPU, and `activated` the formula for them.
     `sized`: options of its cache that a card's memory decides, where the specification leaves them open.
     """
@@ -48,9 +49,14 @@ class ModelNeeds:
     answer_bytes: int = STRING
     draft: int = 0
     bias: int = 0
+    call_token: int = 0
     activations: int = 0
     activated: str = ""
     sized: Mapping[str, float] = field(default_factory=dict)
+
+    def largest_call(self, token_budget: int) -> int:
+        """Return the bytes of an encoder's largest call; a text longer than the budget is a call of its own."""
+        return max(token_budget, self.length) * self.call_token
 
 
 def needs_of(spec: BuildSpec) -> ModelNeeds:
@@ -88,7 +94,8 @@ def published(repository: Path, name: str) -> ModelNeeds:
         draft=(report.memory or {}).get("draft", 0),
     )
     if isinstance(serving, EncoderServing):
-        return needs
+        tokens = max(serving.batching.token_budget, serving.max_length)
+        return replace(needs, call_token=-(-(report.memory or {}).get("call", 0) // tokens))
     arena, source = serving.arena, serving.source
     bias = (report.memory or {}).get("bias", 0)
     return replace(

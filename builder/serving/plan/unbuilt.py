@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from transformers import PreTrainedModel
 
 from builder.building.families.decoder.drafted import draft_spec, memory_of_draft, naming_draft
 from builder.building.families.generating import not_as_stored
@@ -28,6 +29,7 @@ CACHE_SIZES = ("slots", "cache_gb")
 # times the tokens of a step: padding to powers of two at most doubles them, and regions for all of the shorter powers
 # are together as large as that of the largest
 REGIONS = 4
+FP32 = BYTES_PER_VALUE["float32"]
 NOT_MEASURED = "not measured: build it, then plan again"
 NOT_MEASURED_ON_CARD = "not measured on this card: throughput is left out (build-repo load-test measures it)"
 
@@ -43,7 +45,8 @@ def needs_of_checkpoint(spec: BuildSpec) -> ModelNeeds:
     length, family = checkpoint.max_length, checkpoint.family
     measured = "; ".join(filter(None, [NOT_MEASURED, not_as_stored(spec.precision, checkpoint)]))
     if family in ("encoder", "static"):
-        return ModelNeeds("encoder", size, length, measured=measured)
+        token = _encoder_token(checkpoint.model, length, FP32) if family == "encoder" else 0
+        return ModelNeeds("encoder", size, length, measured=measured, call_token=token)
     with torch.device("meta"):
         if family == "decoder":
             layers = cache_shapes(checkpoint.model)
@@ -62,23 +65,17 @@ def needs_of_checkpoint(spec: BuildSpec) -> ModelNeeds:
 def on_gpu(spec: BuildSpec, needs: ModelNeeds) -> ModelNeeds:
     """Return `needs` with the activations of a call on a card, and without speeds, which were measured on a CPU.
 
-    Counted as if nothing were fused. Per token: the inner layer twice and the hidden state four times; for an encoder,
-    the attention scores twice and, if it predicts words, those of all words; for a decoder, those of each slot.
     Raises CheckpointError, and SpecError for encoder-decoders and for what the engine of a decoder refuses.
     """
     if needs.cross:
         raise SpecError(f"{spec.entry_name}: encoder-decoders run on the CPU alone: leave --target out")
     model = describe(spec.source).model
-    config, width = model.config.get_text_config(), 4 if spec.precision == "fp32" else 2
-    hidden = config.hidden_size
-    of_token = (2 * (getattr(config, "intermediate_size", None) or 4 * hidden) + 4 * hidden) * width
-    words = config.vocab_size * 4
+    width = FP32 if spec.precision == "fp32" else FP32 // 2
     if needs.kind == "encoder":
-        tokens = max(spec.serving.token_budget, needs.length)
-        scores = 2 * getattr(config, "num_attention_heads", 0) * needs.length * width  # FNet has no attention
-        of_token += scores + (words if type(model).__name__.endswith("ForMaskedLM") else 0)
+        tokens, of_token = max(spec.serving.token_budget, needs.length), _encoder_token(model, needs.length, width)
         size, formula = tokens * of_token, f"{tokens} tokens of a call x {of_token} bytes"
     else:
+        of_token, words = _layer_token(model, width), model.config.get_text_config().vocab_size * FP32
         weights = round(needs.weights / BYTES_PER_WEIGHT.get(spec.precision, 4.0) * 4)
         engine = _engine(spec, any(layer.states for layer in needs.layers))
         chosen = engine.sized(needs.layers, weights, needs.length).spec
@@ -91,6 +88,24 @@ def on_gpu(spec: BuildSpec, needs: ModelNeeds) -> ModelNeeds:
             "logits)"
         )
     return replace(needs, latency=None, measured=NOT_MEASURED_ON_CARD, faster="", activations=size, activated=formula)
+
+
+def _encoder_token(model: PreTrainedModel, length: int, width: int) -> int:
+    """Return the bytes that an encoder computes for a token of a call of texts of `length` tokens.
+
+    The attention scores are counted twice and, if it predicts words, those of all words once.
+    """
+    config = model.config.get_text_config()
+    scores = 2 * getattr(config, "num_attention_heads", 0) * length * width  # FNet has no attention
+    words = config.vocab_size * FP32 if type(model).__name__.endswith("ForMaskedLM") else 0
+    return _layer_token(model, width) + scores + words
+
+
+def _layer_token(model: PreTrainedModel, width: int) -> int:
+    """Return the bytes of a token in a layer that is not fused: twice the inner state and 4 times the hidden one."""
+    config = model.config.get_text_config()
+    hidden: int = config.hidden_size
+    return (2 * (getattr(config, "intermediate_size", None) or 4 * hidden) + 4 * hidden) * width
 
 
 def _bytes(spec: BuildSpec, target: Checkpoint) -> int:

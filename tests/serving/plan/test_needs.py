@@ -13,7 +13,8 @@ from builder.common.memory import weights_bytes
 from builder.graphs.export.decoder import cache_shapes
 from builder.graphs.export.seq2seq import seq2seq_shapes
 from builder.options import make_spec
-from builder.runtime.contract import load_generation
+from builder.repository.report.record import read_report
+from builder.runtime.contract import load_encoder, load_generation
 from builder.serving.plan.machine import plan
 from builder.serving.plan.needs import needs_of, published
 from tests.decoders import make_decoder_checkpoint
@@ -57,6 +58,9 @@ def test_needs_of_a_published_model_include_its_latencies(repository: Path, chec
     assert encoder.kind == "encoder"
     assert encoder.latency is not None
     assert encoder.weights > 0
+    call = (read_report(repository, "topics").memory or {})["call"]
+    serving = load_encoder(next((repository / "topics").glob("[0-9]*")))
+    assert call <= encoder.largest_call(serving.batching.token_budget) < call + serving.batching.token_budget
     decoder = published(repository, "writes")
     arena = load_generation(next((repository / "writes").glob("[0-9]*"))).arena
     assert (decoder.layers, decoder.length, decoder.cache) == (arena.layers, arena.length, arena.dtype)

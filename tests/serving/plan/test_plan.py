@@ -87,6 +87,16 @@ def test_plan_batches_texts_that_arrive_during_a_call() -> None:
     assert plan.cores == pytest.approx(0.32 * 4), "of its texts: batches grow until the calls fit beside them"
 
 
+def test_memory_includes_the_largest_call_of_each_instance() -> None:
+    """Its tokens are those of the token budget that the plan chooses, or of a text that is longer."""
+    needs, slack = replace(ENCODER, call_token=50_000), {"requests_per_s": 5, "tokens": 64, "p99_ms": 40}
+    plan = _encoder(slack, needs, instances=2)
+    assert plan.settings["serving.token_budget"] == 1792
+    assert plan.memory == 2 * (PROCESS + 100_000_000 + 1792 * 50_000)
+    longer = _encoder(slack, replace(needs, length=4096), instances=2)
+    assert longer.memory == 2 * (PROCESS + 100_000_000 + 4096 * 50_000)
+
+
 def test_plan_counts_batches_in_texts() -> None:
     """A request has 8 texts, and at most 27 arrive 99 times of 100: a batch of 8 texts would be a single request."""
     plan = _encoder({"requests_per_s": 50, "texts": 8, "tokens": 64})

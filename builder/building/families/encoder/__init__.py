@@ -15,6 +15,7 @@ from builder.building.families.encoder.results import (
     report_of,
 )
 from builder.building.keys import own_files
+from builder.building.variants.call_memory import measured_call_bytes
 from builder.building.variants.candidates import VariantMaker, requested_variants
 from builder.building.variants.encoder import EncoderCandidates, Maker, Measurements, measurements_of
 from builder.building.variants.evaluator import Evaluator, make_evaluator
@@ -46,7 +47,7 @@ from builder.graphs.onnx.experts import run_all_experts
 from builder.graphs.onnx.graph import Graph
 from builder.graphs.onnx.operators import BIAS_FOR_ALL_HEADS_NEED, EXPERTS_NEED
 from builder.options import BuildSpec
-from builder.repository.layout.encoder import lay_out
+from builder.repository.layout.encoder import bucketed, lay_out
 from builder.repository.report.record import MeasuredVariant, package_versions
 
 EXACT_LEVEL = "O2"  # the highest level whose rewrites leave every value as it is
@@ -226,7 +227,14 @@ class Encoder:
             evaluator.warm_up_rows(),
             evaluator.task_files,
         )
-        return Result(entries, comparison_of(choice), report_of(self.spec, self.checkpoint, choice, entries))
+        memory = self._memory(evaluator, graph) if options.target == "cpu" else None
+        return Result(entries, comparison_of(choice), report_of(options, self.checkpoint, choice, entries, memory))
+
+    def _memory(self, evaluator: Evaluator, graph: Graph) -> dict[str, int]:
+        """Return the bytes of an instance that serves `graph`: its weights, and its largest call."""
+        batching, length = bucketed(evaluator.serving, graph).batching, self.checkpoint.max_length
+        call = measured_call_bytes(evaluator.opened(graph), graph.inputs, evaluator.rows, batching, length)
+        return {"weights": graph.size, "call": call}
 
     def _with_front(self, exact: VerifiedEncoder) -> VerifiedEncoder:
         """Return `exact` with the front of this specification, if an earlier one's verified the graph."""

@@ -104,9 +104,13 @@ def comparison_of(chosen: SelectedEncoder) -> Comparison:
 
 
 def report_of(
-    spec: BuildSpec, checkpoint: Checkpoint, chosen: SelectedEncoder, entries: Sequence[RepositoryEntry]
+    spec: BuildSpec,
+    checkpoint: Checkpoint,
+    chosen: SelectedEncoder,
+    entries: Sequence[RepositoryEntry],
+    memory: dict[str, int] | None,
 ) -> BuildReport:
-    """Return the report of everything that was decided and measured."""
+    """Return the report of everything that was decided and measured; `memory`: bytes of one instance, by purpose."""
     exact, selection = chosen.exact, chosen.selection
     exported, evaluator, operators = exact.fused.exported.export, exact.evaluator, chosen.graph.operators
     parts = {
@@ -128,6 +132,7 @@ def report_of(
         quantised=parts if chosen.quantised.matmuls else None,
         removed={name: asdict(units) for name, units in removed.items() if units is not None},
         variants=chosen.variants,
+        memory=memory,
         metric=checkpoint.task.metric,
         gate=evaluator.metric,
         threshold=chosen.threshold,
