@@ -57,6 +57,8 @@ class BuildSpec(Choices):
             raise ValueError(f"level O4 is O3 in fp16, which --precision {self.precision} is not; use --level O3")
         if self.graph is not None and (self.precision != "fp32" or self.prune is not None or self.level != "O2"):
             raise ValueError("--graph is served as it is: without --precision, --prune and --level")
+        if self.graph is not None and self.target != "cpu":
+            raise ValueError(f"--graph is verified and served on a CPU: leave out --target {self.target}")
         if self.cache != "fp32" and self.executor == "bls":
             raise ValueError(
                 f"--cache {self.cache} needs the in-process executor, for no Triton release reads it yet: leave one out"

@@ -55,8 +55,8 @@ class Choices(Options):
     """Graph optimisation level, numbered as in Optimum. O1: basic; O2: fusions; O3: O2 with an approximate GELU;
     O4: O3 in fp16."""
     graph: Path | None = Field(None, json_schema_extra={"flag": True})
-    """An ONNX file to serve as it is instead of exporting the checkpoint, for example a QDQ graph from
-    quantisation-aware training. Encoders only."""
+    """An ONNX graph to serve as it is instead of exporting the checkpoint, for example from quantisation-aware training
+    or AITune: a file, a folder with model.onnx, or a model of a Triton repository. Encoders only."""
     prune: float | None = Field(None, gt=0, lt=1, json_schema_extra={"flag": True})
     """Share of the attention heads and feed-forward neurons to remove, those that matter least on the samples.
     Encoders only."""

@@ -118,6 +118,7 @@ def test_models_file_with_errors_is_refused(text: str, message: str, tmp_path: P
         ({"target": "cuda", "gpu": {"devices": []}}, "gpu.devices"),
         ({"target": "cuda", "gpu": {"devices": [-1]}}, "gpu.devices.0"),
         ({"triton": "23.01"}, "Triton 23.01 is not known"),
+        ({"target": "cuda", "graph": "model.onnx"}, "--graph is verified and served on a CPU"),
         ({"target": "tpu"}, "target: Input should be 'cpu', 'cuda' or 'tensorrt', found 'tpu'"),
     ],
 )

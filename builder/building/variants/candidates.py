@@ -11,9 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-import onnx
-from google.protobuf.message import DecodeError
-
+from builder.building.own_graph import own_graph
 from builder.common.errors import SpecError
 from builder.common.releases import runtime_has
 from builder.engines import missing
@@ -27,7 +25,7 @@ from builder.engines.optimise.quantisation import candidates, quantise, sensitiv
 from builder.engines.optimise.weights import BITS, quantise_weights
 from builder.engines.plain_attention import spell_out_attention
 from builder.graphs.onnx.experts import run_all_experts
-from builder.graphs.onnx.graph import MODEL_FILE, Graph, check_release, load_whole, read_graph, remove_graph, save_graph
+from builder.graphs.onnx.graph import MODEL_FILE, Graph, check_release, remove_graph
 from builder.graphs.onnx.operators import EXPERTS, QUANTISED_EXPERTS_NEED
 from builder.options import BuildSpec, WeightOptions
 
@@ -138,24 +136,10 @@ class VariantMaker:
     @cached_property
     def own_graph(self) -> Graph:
         """The user's own graph. Raises SpecError if it is not one of this checkpoint's task."""
-        path = self.spec.graph
-        assert path is not None
-        try:
-            graph = read_graph(path)
-            # onnx's reader knows the weights of other exporters, but refuses a file with several names (hard links), as
-            # a published version has: the cache has it too.
-            several = any(file.stat().st_nlink > 1 for file in graph.files)
-            model = load_whole(graph.path) if several else onnx.load(str(graph.path))
-        except (OSError, DecodeError, onnx.checker.ValidationError) as error:
-            raise SpecError(f"--graph {path} cannot be read as ONNX: {error}") from error
-        wrong = [name for name in graph.inputs if name not in self.exported.inputs]
-        if wrong or graph.outputs != self.exported.outputs:
-            raise SpecError(
-                f"--graph {path} takes {', '.join(graph.inputs)} and gives {', '.join(graph.outputs)}; the task takes "
-                f"{', '.join(self.exported.inputs)} and gives {', '.join(self.exported.outputs)}: name them so"
-            )
+        assert self.spec.graph is not None
+        graph = own_graph(self.spec.graph, self.exported, self.folder / "given" / MODEL_FILE)
         check_release(graph, self.spec.triton, self.spec.in_process)
-        return save_graph(model, self.folder / "given" / MODEL_FILE)
+        return graph
 
     def sensitive(self, variant: Variant) -> list[str]:
         """Return the layers of `variant` that can be left alone, those that lose most quality first."""

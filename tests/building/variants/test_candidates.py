@@ -213,7 +213,10 @@ def test_graph_option_accepts_a_published_version(tmp_path: Path, monkeypatch: p
 
 def test_measurement_key_covers_all_files_of_the_given_graph(tmp_path: Path) -> None:
     """Regression: changed external weights with the same nodes reused the cached quality."""
-    (graph := tmp_path / "model.onnx").write_bytes(b"nodes")
+    graph = tmp_path / "model.onnx"
+    weight = numpy_helper.from_array(np.ones(2, np.float32), "weight")
+    onnx.external_data_helper.set_external_data(weight, "model.onnx.data")
+    graph.write_bytes(helper.make_model(helper.make_graph([], "g", [], [], [weight])).SerializeToString())
     encoder: Any = SimpleNamespace(
         spec=make_spec(model="model", graph=graph), checkpoint=SimpleNamespace(identity=lambda: "checkpoint")
     )
