@@ -23,8 +23,8 @@ build-repo remove NAME            take a model out of the repository
 build-repo share MODELS --name N  one front, in one process, for many encoders
 build-repo unshare MODELS --name N  give encoders of a shared front their own fronts again
 build-repo cache [prune]          what builds keep between runs, and how it is made smaller
-build-repo push NAME --to URL     a version of a model to an object store
-build-repo pull NAME --from URL   a version of a model from an object store
+build-repo push NAME --to URL     a version of a model to an object store or an OCI registry
+build-repo pull NAME --from URL   a version of a model from an object store or an OCI registry
 build-repo store check URL        the files of an object store, compared with their hashes
 build-repo deploy --to kubernetes  a repository as the manifests of an orchestrator
 build-repo doctor                 what this machine can build and serve, and what to mend

@@ -67,6 +67,7 @@ URL: dict[str, Any] = {
     "help": f"gRPC address of the server (default {DEFAULT_URL})",
 }
 STORE_HELP = "the object store: s3://, gs://, az:// or file://, and a path"
+PLACE_HELP = f"{STORE_HELP}; or oci://REGISTRY/REPOSITORY, and :N for version N"
 VERIFY_KEY_HELP = "public key, or certificates that the signer's must lead to (PEM)"
 screen = Console(stderr=True, highlight=False)  # messages
 output = Console(highlight=False)  # results

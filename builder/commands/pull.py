@@ -5,21 +5,21 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from builder.commands import REPOSITORY, STORE_HELP, VERIFY_KEY_HELP, count, screen
+from builder.commands import PLACE_HELP, REPOSITORY, VERIFY_KEY_HELP, count, screen
 from builder.common.addresses import split_version
 from builder.options.choices import KEEP
-from builder.repository.stores.store import open_store
+from builder.repository.stores.opening import chosen_version, open_versions
 
 
 def parser() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(
         prog="build-repo pull",
-        description="Bring a version of a model, with its engine, from an object store and have it served. What is "
-        "here already is not fetched, and a pull that was interrupted goes on where it stopped.",
+        description="Bring a version of a model, with its engine, from an object store or an OCI registry and have "
+        "it served. What is here already is not fetched, and a pull that was interrupted goes on where it stopped.",
     )
     add = arguments.add_argument
     add("name", nargs="+", help="a model of the store; NAME@N is its version N")
-    add("--from", dest="store", required=True, metavar="URL", help=STORE_HELP)
+    add("--from", dest="store", required=True, metavar="URL", help=PLACE_HELP)
     add("--version", type=int, metavar="N", help="of each model that names none itself (default: the newest)")
     add("--repository", **REPOSITORY)
     add(
@@ -32,10 +32,11 @@ def parser() -> argparse.ArgumentParser:
 def run(options: argparse.Namespace) -> int:
     with screen.status("loading what checks a repository"):
         from builder.repository.stores.transfer import pull
-    store = open_store(options.store)
+    store = open_versions(options.store)
     for name, version in map(split_version, options.name):
+        number = chosen_version(options.store, version or options.version)
         with screen.status(f"pulling {name}"):
-            pulled = pull(store, name, options.repository, version or options.version, options.keep, options.verify_key)
+            pulled = pull(store, name, options.repository, number, options.keep, options.verify_key)
         screen.print(
             f"[green]✓[/] version {pulled.manifest.version} of {name} is served in {options.repository}: "
             f"{pulled.fetched / 1e6:.1f} MB fetched",

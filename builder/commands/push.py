@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import argparse
 
-from builder.commands import REPOSITORY, STORE_HELP, screen
-from builder.repository.stores.store import open_store
+from builder.commands import PLACE_HELP, REPOSITORY, screen
+from builder.repository.stores.opening import chosen_version, open_versions
 from builder.repository.stores.transfer import push
 
 
 def parser() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(
         prog="build-repo push",
-        description="Push a version of a model, with its engine, to an object store. Only what the store lacks is "
-        "sent.",
+        description="Push a version of a model, with its engine, to an object store or an OCI registry. "
+        "Only what the store lacks is sent.",
     )
     add = arguments.add_argument
     add("name", help="name of the model")
-    add("--to", required=True, metavar="URL", help=STORE_HELP)
+    add("--to", required=True, metavar="URL", help=PLACE_HELP)
     add("--version", type=int, metavar="N", help="default: the version that is served")
     add(
         "--verify",
@@ -29,7 +29,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace) -> int:
-    pushed = push(options.repository, options.name, open_store(options.to), options.version, options.verify)
+    version = chosen_version(options.to, options.version)
+    pushed = push(options.repository, options.name, open_versions(options.to), version, options.verify)
     sizes = sum(blob.size for blob in pushed.manifest.files.values())
     screen.print(
         f"[green]✓[/] version {pushed.manifest.version} of {options.name} is in {options.to}: "

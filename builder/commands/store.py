@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from builder.commands import STORE_HELP, screen
 from builder.common.errors import SpecError
+from builder.repository.stores.oci.address import is_registry
 from builder.repository.stores.store import Blob, open_store
 
 MIN_AGE_HOURS = 24.0
@@ -37,6 +38,8 @@ def run(options: argparse.Namespace) -> int:
         raise SpecError(f"--min-age {options.min_age} must be 0 or more, and is for `build-repo store collect`")
     from builder.repository.stores.audit import audit, collect
 
+    if is_registry(options.url):
+        raise SpecError(f"{options.url} is a registry, which checks and collects its own blobs; give an object store")
     store = open_store(options.url)
     if options.action == "collect":
         min_age = MIN_AGE_HOURS if options.min_age is None else options.min_age

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -160,6 +161,9 @@ class Choices(Options):
     @model_validator(mode="before")
     @classmethod
     def _stores_are_no_folders(cls, options: Any) -> Any:
+        if isinstance(options, dict) and re.match("oci(\\+http)?:/", output := str(options.get("output", ""))):
+            registry = re.sub(":/+", "://", output, count=1)
+            raise ValueError(f"a registry is pushed to: build into a folder, then build-repo push NAME --to {registry}")
         address = store_address(options["output"]) if isinstance(options, dict) and "output" in options else None
         if address is None:
             return options

@@ -66,7 +66,7 @@ def load_manifest(text: bytes, where: str) -> Manifest:
         if document["schema"] != SCHEMA:
             raise ValueError(f"schema {document['schema']}; this version reads {SCHEMA}")
         version = int(document["version"])
-        files = {_checked_path(path, version): _checked_blob(blob) for path, blob in document["files"].items()}
+        files = {checked_path(path, version): _checked_blob(blob) for path, blob in document["files"].items()}
         manifest = Manifest(str(document["name"]), version, document["source"], files)
         if manifest.name not in manifest.entries():
             raise ValueError(f"no file of {manifest.name}")
@@ -75,7 +75,7 @@ def load_manifest(text: bytes, where: str) -> Manifest:
         raise RepositoryError(f"{where} is not the manifest of a version ({error}); push the version again") from error
 
 
-def _checked_path(path: str, version: int) -> str:
+def checked_path(path: str, version: int) -> str:
     """Return `path`. Raises ValueError unless it stays within the version's folders of a model."""
     entry, *parts = path.split("/")
     rest = parts[1:] if parts[:1] == ["warmup"] else parts

@@ -1,4 +1,4 @@
-"""Push versions to an object store, pull them from it, and publish builds to it.
+"""Push versions to a store, an object store or a registry, pull them from it, and publish builds to it.
 
 A push sends the blobs that the store lacks, then the manifest. A pull fetches a version beside the repository (of a
 mount, into a folder of it), verifies it and publishes it in one change. Triton reads the repository and never the
@@ -23,7 +23,8 @@ from builder.repository.publish import move_in, publish, remove_old_versions
 from builder.repository.report.record import REPORT, BuildReport, checkpoint_source
 from builder.repository.sharing.hosting import refuse_hosted
 from builder.repository.signatures import unsigned
-from builder.repository.stores.store import Blob, Manifest, Store, VersionTakenError
+from builder.repository.stores.opening import VersionStore
+from builder.repository.stores.store import Blob, Manifest, VersionTakenError
 from builder.repository.transaction import changing
 from builder.repository.verdict import Unverified, Verified
 from builder.repository.versions import (
@@ -55,7 +56,7 @@ class Pulled:
     fetched: int
 
 
-def push(repository: Path, name: str, store: Store, version: int | None = None, verify: bool = False) -> Pushed:
+def push(repository: Path, name: str, store: VersionStore, version: int | None = None, verify: bool = False) -> Pushed:
     """Push a version of a model, by default the served one. Raises RepositoryError.
 
     An interrupted push leaves blobs that no manifest names, and the next push continues from them. `verify`: read the
@@ -79,7 +80,7 @@ def push(repository: Path, name: str, store: Store, version: int | None = None, 
     return Pushed(manifest, sent)
 
 
-def publish_to(store: Store, outcome: Verified | Unverified, folder: Path) -> BuildReport:
+def publish_to(store: VersionStore, outcome: Verified | Unverified, folder: Path) -> BuildReport:
     """Make `outcome` the next version in `store`; `folder`: temporary layout. Raises RepositoryError."""
     while True:
         number = 1 + max(store.versions(outcome.report.name), default=0)
@@ -92,13 +93,13 @@ def publish_to(store: Store, outcome: Verified | Unverified, folder: Path) -> Bu
         return report
 
 
-def source_in(store: Store, name: str) -> str | None:
+def source_in(store: VersionStore, name: str) -> str | None:
     """Return the checkpoint that the model `name` in `store` was built from; None if there is no such model."""
     return store.manifest(name).source if store.versions(name) else None
 
 
 def pull(
-    store: Store,
+    store: VersionStore,
     name: str,
     repository: Path,
     version: int | None = None,

