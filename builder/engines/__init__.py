@@ -12,6 +12,7 @@ import importlib.util
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
@@ -158,6 +159,15 @@ class GraphEngine(Engine, ABC):
         return getattr(importlib.import_module(module), name.upper())
 
 
+@dataclass(frozen=True)
+class PublishedArguments:
+    """Arguments of an engine: a folder or a name of the Hub, how many cards, and the share that it takes of each."""
+
+    model: str
+    cards: int
+    share: float  # 0: it does not take a fixed share
+
+
 class CheckpointEngine(Engine, ABC):
     """An engine that runs a checkpoint as it is; its options are a section of models.yaml."""
 
@@ -166,6 +176,7 @@ class CheckpointEngine(Engine, ABC):
     dtypes: ClassVar[Mapping[str, str]]  # by --precision
     inputs: ClassVar[Sequence[Field]]
     outputs: ClassVar[Sequence[Field]]
+    share: ClassVar[str | None] = None  # the argument with the share of each card's memory that it takes
 
     @property
     def section(self) -> str:
@@ -181,12 +192,13 @@ class CheckpointEngine(Engine, ABC):
         `options`: those of its section.
         """
 
-    def cards(self, version: Path) -> int:
-        """Return the number of cards that a published version in that folder takes."""
+    def published(self, version: Path) -> PublishedArguments:
+        """Return what a published version in that folder says of its checkpoint and its cards."""
         import yaml
 
-        arguments = yaml.safe_load((version / self.facts.model_file).read_text("utf-8"))  # JSON is YAML, too
-        return int(arguments["tensor_parallel_size"] * arguments["pipeline_parallel_size"])
+        read = yaml.safe_load((version / self.facts.model_file).read_text("utf-8"))  # JSON is YAML, too
+        cards = int(read["tensor_parallel_size"] * read["pipeline_parallel_size"])
+        return PublishedArguments(read["model"], cards, float(read[self.share]) if self.share else 0.0)
 
 
 def graph_engine(name: str) -> GraphEngine:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from builder.clusters.deploy.cards import refuse_crowded_cards
 from builder.common.addresses import is_address
 from builder.common.cards import CARDS, GpuModel
 from builder.common.errors import SpecError
@@ -49,6 +50,7 @@ class DeployedModel:
     card: str | None = None  # that it was built for: --gpu
     container: str = PLAIN  # the end of the tag of NVIDIA's image that has its engine
     downloads: bool = False  # its engine downloads the checkpoint when it starts
+    gpu_share: float = 0.0  # of the memory of each of its cards, if its engine takes a fixed share
 
 
 def digest_of_model(reports: Iterable[BuildReport], configs: Sequence[ModelConfig]) -> str:
@@ -170,6 +172,7 @@ def check_deployment(deployment: Deployment) -> Deployment:
             "deploy those of each by themselves (--model NAME), or build them again"
         )
     _check_engines(deployment)
+    refuse_crowded_cards(deployment)
     _check_scaling(deployment)
     unknown = set(deployment.probed) - {model.name for model in deployment.models}
     if unknown:

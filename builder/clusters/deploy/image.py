@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from builder.clusters.deploy.deployment import Deployment
-from builder.repository.config.arguments import LIVENESS_FOLDER, USER
+from builder.repository.config.arguments import LIVENESS_FOLDER, MODELS_FOLDER, USER
 from builder.repository.liveness import FILES, REPOSITORY
 
 LIVENESS = "liveness"  # the folder of the liveness model's repository, beside the Containerfile
@@ -68,7 +68,7 @@ def containerfile(deployment: Deployment) -> str:
     lines.append(f"COPY {LIVENESS} {LIVENESS_FOLDER}")
     if not deployment.stored:
         entries = [entry for model in deployment.models for entry in model.entries]
-        lines += [f"COPY --chown={USER}:{USER} --from=models {entry} /models/{entry}/" for entry in entries]
+        lines += [f"COPY --chown={USER}:{USER} --from=models {entry} {MODELS_FOLDER}/{entry}/" for entry in entries]
     return "\n".join([*lines, "# triton-server, of the stock image", f"USER {USER}:{USER}", ""])
 
 

@@ -23,6 +23,7 @@ from builder.repository.config.arguments import (
     GRPC_PORT,
     HTTP_PORT,
     METRICS_PORT,
+    MODELS_FOLDER,
     USER,
     arguments,
     arguments_of_backend,
@@ -160,7 +161,7 @@ def triton(deployment: Deployment) -> Document:
     """Return the server's container, with the arguments and the numbers of docker-compose.yml."""
     mounts: list[Document] = [{"name": "shm", "mountPath": "/dev/shm"}, {"name": "tmp", "mountPath": "/tmp"}]
     if deployment.stored:
-        mounts.append({"name": "models", "mountPath": "/models", "subPath": "models", "readOnly": True})
+        mounts.append({"name": "models", "mountPath": MODELS_FOLDER, "subPath": "models", "readOnly": True})
     if deployment.on_gpu:
         mounts.append({"name": "cache", "mountPath": HOME if deployment.runs_checkpoints else CACHED_ENGINES})
     own = {"HOME": HOME} if deployment.runs_checkpoints else {}

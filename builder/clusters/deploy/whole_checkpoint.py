@@ -13,6 +13,7 @@ from builder.clusters.deploy.deployment import DeployedModel, digest_of_model
 from builder.common.engines import ENGINES
 from builder.common.errors import SpecError
 from builder.engines import checkpoint_engine
+from builder.repository.config.arguments import MODELS_FOLDER
 from builder.repository.report.record import BuildReport
 from builder.repository.sharing.hosting import config_of
 from builder.serving.plan.lines import ModelPlan, PlanLine, megabytes
@@ -26,7 +27,7 @@ def whole_checkpoint(folder: Path, report: BuildReport, version: Path) -> Deploy
     """Return the model whose version is in the folder `version`.
 
     Its plan has no memory if its weights were not there when it was built. Raises SpecError for an engine without a
-    container of its own.
+    container of its own, and for a checkpoint in a folder that the container does not have.
     """
     facts = ENGINES[report.engine]
     if facts.container is None:
@@ -34,8 +35,14 @@ def whole_checkpoint(folder: Path, report: BuildReport, version: Path) -> Deploy
     weights = report.served.size
     memory = weights + BESIDE_WEIGHTS if weights else 0
     line = PlanLine("memory", f"{megabytes(weights)} of weights + {megabytes(BESIDE_WEIGHTS)}", megabytes(memory))
-    cards = checkpoint_engine(report.engine).cards(version)
+    engine = checkpoint_engine(report.engine)
+    published = engine.published(version)
     here = any(f"/{CHECKPOINT}/" in path for paths in report.files.values() for path in paths)
+    if here and not published.model.startswith(f"{MODELS_FOLDER}/"):
+        raise SpecError(
+            f"{report.name} loads {published.model}, and pods have the repository at {MODELS_FOLDER}: build it again "
+            f"without {engine.section}.models_folder"
+        )
     return DeployedModel(
         name=report.name,
         version=int(version.name),
@@ -44,9 +51,12 @@ def whole_checkpoint(folder: Path, report: BuildReport, version: Path) -> Deploy
         target=report.target,
         generates=True,
         request=json.dumps({"text_input": "a", "max_tokens": 1}),
-        plan=ModelPlan(report.name, (line,), {}, memory, SHARED_MEMORY, gpu_memory=dict.fromkeys(range(cards), 0)),
+        plan=ModelPlan(
+            report.name, (line,), {}, memory, SHARED_MEMORY, gpu_memory=dict.fromkeys(range(published.cards), 0)
+        ),
         digest=digest_of_model([report], [config_of(folder / report.name)]),
         card=report.gpu,
         container=facts.container,
         downloads=not here,
+        gpu_share=published.share,
     )

@@ -44,6 +44,7 @@ class Vllm(CheckpointEngine):
     dtypes: ClassVar = DTYPES
     inputs: ClassVar = INPUTS
     outputs: ClassVar = OUTPUTS
+    share: ClassVar = "gpu_memory_utilization"
 
     def files(self, options: VLLM, whole: WholeCheckpoint, model: str, revision: str | None) -> dict[str, bytes | Path]:
         """Return model.json. Raises SpecError for an argument that the vLLM of the release does not have."""

@@ -12,6 +12,7 @@ HTTP_PORT, GRPC_PORT, METRICS_PORT = 8000, 8001, 8002
 RESTRICTED = "shared-memory,trace,logging"  # APIs that change the server for all its clients; none is needed here
 ADMIN_KEY = "TRITON_ADMIN_KEY"
 RESPONSE_CACHE = 16 << 20  # bytes, for models whose configuration asks for it
+MODELS_FOLDER = "/models"  # where the container has the repository
 LIVENESS_FOLDER = "/liveness"  # in the image
 EXIT_TIMEOUT_S = 30  # Triton's own default, after SIGTERM
 USER = 1000  # triton-server, of the stock image
@@ -51,7 +52,7 @@ def command(watched: bool = False) -> list[str]:
 
 
 def arguments(release: str, response_cache: int = RESPONSE_CACHE) -> list[str]:
-    """Return the arguments of a server on /models that the Triton `release` knows. `response_cache`: bytes."""
+    """Return the arguments of a server on MODELS_FOLDER that the Triton `release` knows. `response_cache`: bytes."""
     common = arguments_of_backend(release)
     return [*common[:3], "--disable-auto-complete-config", *common[3:], f"--cache-config=local,size={response_cache}"]
 
@@ -60,7 +61,7 @@ def arguments_of_backend(release: str) -> list[str]:
     """Return the arguments for backends that complete config.pbtxt themselves, in an image that may have no caches."""
     pool_since = version_tuple(OPTIONS["grpc-max-response-pool-size"])
     return [
-        "--model-repository=/models",
+        f"--model-repository={MODELS_FOLDER}",
         f"--model-repository={LIVENESS_FOLDER}",
         "--model-control-mode=none",  # no model is loaded or unloaded while it runs
         *(["--grpc-max-response-pool-size=128"] if version_tuple(release) >= pool_since else []),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tritonclient.grpc import model_config_pb2
 
+from builder.engines.gpu import CONTEXT
 from builder.repository.config.render import parse
 from builder.repository.report.record import read_report
 from builder.runtime.contract import EncoderServing, GenerationServing, load
@@ -61,7 +62,8 @@ def _generating(repository: Path, name: str, needs: ModelNeeds, serving: Generat
         1, needs.weights, requests, serving.limits.request_bytes, needs.answer_bytes, cache, needs.draft, bias
     )
     session = serving.session
-    on_card = {session.device_id: needs.weights + cache} if session.device == "cuda" else {}
+    context = CONTEXT if serving.executor == "in-process" else 0
+    on_card = {session.device_id: needs.weights + cache + context} if session.device == "cuda" else {}
     # Threads beside a GPU are those of a few small operators, not the cores that the loop and the server need.
     lines, cores = (*memory, _threads(1, session.threads)), None if on_card else float(session.threads) or None
     return ModelPlan(name, lines, {}, size, shared, cores, gpu_memory=on_card)
