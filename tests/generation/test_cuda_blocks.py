@@ -40,6 +40,7 @@ from builder.runtime.generation.executors.onnxruntime import InProcess
 from builder.runtime.generation.executors.onnxruntime_cuda_blocks import CudaBlocks, block_tokens, feeds_of
 from builder.runtime.generation.executors.paged import PagedRows
 from builder.runtime.generation.scheduler import SchedulerLimits
+from builder.runtime.generation.service import make_executor
 from tests.decoders import SIZES, make_decoder, make_decoder_checkpoint
 from tests.generation.asked import Asked
 from tests.generation.copying_device import CopyingDevice
@@ -254,6 +255,28 @@ def test_emitted_model_answers_from_blocks(built: Path, monkeypatch: pytest.Monk
     checkpoint = str(built.parent / "checkpoint")
     build(make_spec(model=checkpoint, name="writes", output=tmp_path / "r", slots=4, max_length=128))
     assert from_blocks == answers(tmp_path / "r" / "writes" / "1", texts)
+
+
+def test_largest_call_runs_before_the_first_request(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: an arena that grows by what is requested kept a region for each call longer than all before it."""
+    device, version = CopyingDevice(), built / "writes" / "1"
+    monkeypatch.setattr(device_module, "onnxruntime", device)
+    executor = make_executor(version, load_generation(version), None)
+    assert isinstance(executor, CudaBlocks)
+    assert device.calls == [(4, 4 * 128)], "all slots full, which is less than a piece of prompts and a token a slot"
+    assert len(executor.blocks.free_blocks) == executor.blocks.num_blocks
+    text = np.arange(5, 12).reshape(1, 7)
+    assert np.isfinite(executor.run(0, text, np.zeros(1, np.int64))).all()
+
+
+@pytest.mark.parametrize(("tokens", "blocks", "call"), [(30, 32, (1, 30)), (150, 32, (2, 150)), (600, 3, (1, 48))])
+def test_largest_call_has_the_tokens_there_is_room_for(
+    tokens: int, blocks: int, call: tuple[int, int], llama: TinyDecoder, cuda: CopyingDevice
+) -> None:
+    executor = llama.in_blocks(blocks)
+    executor.run_largest(tokens)
+    assert (cuda.calls, cuda.fetched["logits"]) == ([call], 1)
+    assert len(executor.blocks.free_blocks) == blocks
 
 
 def test_t4_decodes_from_blocks_by_default_without_bounds(
