@@ -1,4 +1,4 @@
-"""ONNX file that `--graph` names: a file, a folder that has one, or a model of a Triton repository.
+"""Find the ONNX file that `--graph` names: a file, in a folder, or of a model of a Triton repository.
 
 Reads the layouts that AITune's `aitune.triton.publish()` and Model Navigator write. Knows folders and config.pbtxt;
 knows nothing about graphs.
@@ -68,7 +68,12 @@ def _in_model(model: Path) -> Path:
 
 
 def _in_version(version: Path, name: str, given: Path) -> Path:
-    """Return the ONNX file `name`; Triton reads a folder of that name as model.onnx with its weights beside it."""
+    """Return the ONNX file `name`; Triton reads a folder of that name as model.onnx with its weights beside it.
+
+    Raises SpecError.
+    """
+    if Path(name).name != name:
+        raise SpecError(f"--graph {given}: default_model_filename is {name}; expected a name without folders")
     file = version / name / MODEL_FILE if (version / name).is_dir() else version / name
     if not file.is_file():
         raise SpecError(

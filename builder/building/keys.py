@@ -129,16 +129,13 @@ def key_of(facts: Mapping[str, Any]) -> str:
 
 def own_files(samples: Path | None, graph: Path | None) -> dict[str, Any]:
     """Return the digests of the user's own samples and graph. Raises SpecError."""
-    try:
-        return {"samples": samples_file(samples), "graph": None if graph is None else _digest_of_graph(graph)}
-    except OSError as error:
-        raise SpecError(f"{error.filename} cannot be read ({error.strerror})") from error
-
-
-def _digest_of_graph(graph: Path) -> str:
     from builder.building.own_graph import graph_files  # loads onnx
 
-    return digest_of(graph_files(graph))
+    try:
+        digest = None if graph is None else digest_of(graph_files(graph))
+        return {"samples": samples_file(samples), "graph": digest}
+    except OSError as error:
+        raise SpecError(f"{error.filename} cannot be read ({error.strerror})") from error
 
 
 def surroundings() -> dict[str, Any]:

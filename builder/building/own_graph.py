@@ -1,11 +1,11 @@
-"""The user's own graph: its files, and its tensors checked against the task's and named as they are.
+"""Read the user's own graph, check its tensors against the task's, and name them so.
 
 The graph exported from the checkpoint is the contract of the front. Its answers are verified later, as any variant's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, MutableSequence, Sequence
 from pathlib import Path
 
 import onnx
@@ -34,16 +34,21 @@ def graph_files(path: Path) -> list[Path]:
 
 
 def _read(file: Path) -> ModelProto:
+    """Read a graph without its weights. Raises SpecError."""
     try:
         return onnx.load(str(file), load_external_data=False)
-    except (OSError, DecodeError) as error:
+    except (OSError, DecodeError, ValueError) as error:
         raise SpecError(f"--graph {file} cannot be read as ONNX: {error}") from error
 
 
 def _locations(graph: GraphProto) -> Iterator[str]:
     """Yield the names of the files that have tensors of `graph`."""
     attributes = [attribute for node in nodes_of(graph) for attribute in node.attribute]
-    tensors = [*graph.initializer, *(a.t for a in attributes), *(t for a in attributes for t in a.g.initializer)]
+    tensors = [
+        *graph.initializer,
+        *(t for a in attributes for t in (a.t, *a.tensors)),
+        *(t for a in attributes for t in a.g.initializer),
+    ]
     for tensor in tensors:
         if tensor.data_location == TensorProto.EXTERNAL:
             yield from (entry.value for entry in tensor.external_data if entry.key == "location")
@@ -60,7 +65,7 @@ def own_graph(path: Path, exported: Graph, target: Path) -> Graph:
         # published version has: the cache has it too.
         several = any(file.stat().st_nlink > 1 for file in files)
         model = load_whole(files[0]) if several else onnx.load(str(files[0]))
-    except (OSError, onnx.checker.ValidationError) as error:
+    except (OSError, KeyError, ValueError, onnx.checker.ValidationError) as error:
         raise SpecError(f"--graph {files[0]} cannot be read as ONNX: {error}") from error
     task = onnx.load(str(exported.path), load_external_data=False).graph
     _conform(model.graph, task, files[0])
@@ -80,9 +85,9 @@ def _conform(graph: GraphProto, task: GraphProto, file: Path) -> None:
     names |= {value.name: _plain(value.name, results) for value in graph.output}
     if len(results) == len(graph.output) == 1:
         names[graph.output[0].name] = task.output[0].name
-    given = [names[value.name] for value in graph.output]
+    outputs = [names[value.name] for value in graph.output]
     taken = [names[value.name] for value in inputs]
-    if not set(taken) <= set(known) or len(set(taken)) < len(taken) or sorted(given) != sorted(results):
+    if not set(taken) <= set(known) or len(set(taken)) < len(taken) or sorted(outputs) != sorted(results):
         raise SpecError(
             f"--graph {file} takes {', '.join(v.name for v in inputs)} and gives "
             f"{', '.join(v.name for v in graph.output)}; the task takes {', '.join(known)} and gives "
@@ -93,11 +98,17 @@ def _conform(graph: GraphProto, task: GraphProto, file: Path) -> None:
     for problem in filter(None, problems):
         raise SpecError(f"--graph {file} {problem}")
     ordered = sorted(graph.output, key=lambda value: list(results).index(names[value.name]))
-    outputs = [ValueInfoProto.FromString(value.SerializeToString()) for value in ordered]
-    del graph.output[:]
-    graph.output.extend(outputs)
-    _rename(graph, {old: new for old, new in names.items() if old != new})
+    _replace(graph.output, ordered)
+    _replace(graph.input, inputs)
+    _rename(graph, {old: new for old, new in names.items() if old != new}, known)
     graph.input.extend(value for name, value in known.items() if name not in taken)
+
+
+def _replace(values: MutableSequence[ValueInfoProto], by: Sequence[ValueInfoProto]) -> None:
+    """Replace the inputs or outputs of a graph by some of them."""
+    copies = [ValueInfoProto.FromString(value.SerializeToString()) for value in by]
+    del values[:]
+    values.extend(copies)
 
 
 def _plain(name: str, known: Mapping[str, ValueInfoProto]) -> str:
@@ -132,11 +143,13 @@ def _shape(dims: Sequence[onnx.TensorShapeProto.Dimension]) -> str:
     return f"[{', '.join(dim.dim_param or str(dim.dim_value or '?') for dim in dims)}]"
 
 
-def _rename(graph: GraphProto, names: Mapping[str, str]) -> None:
-    """Rename values in place, in branches too; others that have one of the new names already make room."""
+def _rename(graph: GraphProto, names: Mapping[str, str], known: Collection[str]) -> None:
+    """Rename values in place, in branches too; others that have a new name, or a `known` input's, get another."""
+    given = {value.name for value in graph.input}
     every = {name for node in nodes_of(graph) for name in (*node.input, *node.output)}
     every |= {tensor.name for tensor in graph.initializer}
-    inner = {new: f"{new}.inner" for new in names.values() if new in every and new not in names}
+    reserved = {*names.values(), *known} - {*names, *given}
+    inner = {name: f"{name}.inner" for name in reserved & every}
     renamed = {**inner, **names}
     for node in nodes_of(graph):
         node.input[:] = [renamed.get(name, name) for name in node.input]

@@ -66,6 +66,11 @@ def largest_call(prefill_tokens: int, slots: int) -> int:
     return max(prefill_tokens, slots)
 
 
+def encoder_call(token_budget: int, max_length: int) -> int:
+    """Return the tokens of the largest call of an encoder: its budget, or a text that is longer."""
+    return max(token_budget, max_length)
+
+
 def weights_bytes(model: Module) -> int:
     """Return the bytes of the parameters in fp32."""
     return sum(parameter.numel() * np.dtype(np.float32).itemsize for parameter in model.parameters())

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from builder.common.errors import RepositoryError, SpecError
-from builder.common.memory import largest_call
+from builder.common.memory import encoder_call, largest_call
 from builder.engines import graph_engine
 from builder.options.choices import KEEP
 from builder.repository.check import check
@@ -31,7 +31,16 @@ from builder.repository.report.record import SUMMARY, BuildReport, read_report
 from builder.repository.signing_keys import SIGNATURE
 from builder.repository.transaction import changing
 from builder.repository.versions import activate, adopt, copy_beside, require_front, served_number, version_numbers
-from builder.runtime.contract import FILE, ContractError, EncoderServing, GenerationServing, Serving, dump, load
+from builder.runtime.contract import (
+    FILE,
+    ContractError,
+    EncoderServing,
+    GenerationServing,
+    Serving,
+    dump,
+    load,
+    load_encoder,
+)
 
 Settings = Mapping[str, int]
 
@@ -212,7 +221,8 @@ def _report(before: Path, number: int, serving: bytes, settings: Settings, reaso
         old, new = (largest_call(one["serving.prefill_tokens"], one["slots"]) for one in both)
         memory = {**memory, "bias": memory["bias"] // old * new}
     if memory is not None and "call" in memory:
-        old, new = (one["serving.token_budget"] for one in both)
+        length = load_encoder(before).max_length
+        old, new = (encoder_call(one["serving.token_budget"], length) for one in both)
         memory = {**memory, "call": memory["call"] * new // old}
     changes = ", ".join(f"{key} {value}" for key, value in settings.items())
     return replace(

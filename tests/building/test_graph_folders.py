@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,9 @@ def test_graph_file_accepts_a_file_and_a_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("write", [write_aitune, write_navigator])
-def test_graph_file_reads_the_repositories_of_other_tools(write: object, tmp_path: Path) -> None:
-    assert callable(write)
+def test_graph_file_reads_the_repositories_of_other_tools(
+    write: Callable[[Path, Path, str], Path], tmp_path: Path
+) -> None:
     source = written(tmp_path / "tuned.onnx")
     model = write(source, tmp_path / "repository", "encoder")
     file = model / "1" / "model.onnx"
@@ -61,6 +63,10 @@ def test_graph_file_takes_the_newest_version_and_its_file_name(tmp_path: Path) -
         ),
         ({"config.pbtxt": 'platform: "torch_aoti"', "1/model.pt2": ""}, r"the backend torch_aoti \(model.pt2\)"),
         ({"config.pbtxt": 'backend: "python"', "1/model.onnx": ""}, "the backend python"),
+        (
+            {"config.pbtxt": 'default_model_filename: "../../other.onnx"', "1/model.onnx": ""},
+            r"default_model_filename is ../../other.onnx; expected a name without folders",
+        ),
         ({"1/model.plan": ""}, "has no 1/model.onnx, but model.plan; .*not TensorRT plans"),
         ({"1/model.onnx/weights": ""}, "has no 1/model.onnx/model.onnx, but weights"),
     ],

@@ -84,6 +84,33 @@ def test_own_graph_accepts_the_inputs_that_it_leaves_out(task: Graph, tmp_path: 
     np.testing.assert_array_equal(infer_with(graph, 1)(feeds)["logits"], [[7, 14, 21]])
 
 
+def test_own_graph_may_compute_an_input_that_it_leaves_out(task: Graph, tmp_path: Path) -> None:
+    """Regression: the name of what it computes was that of the declared input, which no engine accepts."""
+    model = classifier()
+    mask = model.graph.input.pop(1).name
+    model.graph.node.insert(0, helper.make_node("Identity", ["input_ids"], [mask]))
+    graph = own_graph(saved(model, tmp_path / "own.onnx"), task, tmp_path / "given" / "model.onnx")
+    onnx.checker.check_model(str(graph.path), full_check=True)
+    feeds = {name: np.array([[7, 1]], np.int64) for name in graph.inputs}
+    np.testing.assert_array_equal(infer_with(graph, 1)(feeds)["logits"], [[7, 14, 21]])
+
+
+def test_own_graph_takes_no_weights_as_inputs(task: Graph, tmp_path: Path) -> None:
+    """Regression: a graph of IR version 3 lists its weights among its inputs, and the front knows none of them."""
+    model = classifier()
+    weights = model.graph.initializer
+    model.graph.input.extend(helper.make_tensor_value_info(w.name, w.data_type, list(w.dims)) for w in weights)
+    graph = own_graph(saved(model, tmp_path / "own.onnx"), task, tmp_path / "given" / "model.onnx")
+    assert graph.inputs == ("input_ids", "attention_mask")
+
+
+def test_own_graph_with_a_cut_file_of_weights_is_refused(task: Graph, tmp_path: Path) -> None:
+    path = with_weights_in("weights", tmp_path)
+    (tmp_path / "weights").write_bytes(b"1234")
+    with pytest.raises(SpecError, match="cannot be read as ONNX"):
+        own_graph(path, task, tmp_path / "given" / "model.onnx")
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [

@@ -16,6 +16,7 @@ from builder.repository.report.record import file_hashes, read_report
 from builder.repository.settings import publish_settings, read_settings
 from builder.repository.verdict import Unverified
 from builder.repository.versions import loaded_numbers, rollback, version_numbers
+from builder.runtime.contract import load_encoder
 from tests.reports import REPORT
 from tests.repository.test_settings import _entry
 
@@ -64,10 +65,13 @@ def _same(front: Path) -> set[str]:
     return {page for page in pages if (front / "1" / page).read_bytes() == (front / "2" / page).read_bytes()}
 
 
-def test_memory_of_the_largest_call_follows_the_token_budget(repository: Path) -> None:
-    doubled = 2 * read_settings(repository / "front" / "1")["serving.token_budget"]
-    publish_settings(repository, "front", {"serving.token_budget": doubled}, "it was measured")
-    assert read_report(repository, "front").memory == {"weights": 7, "call": 2000}
+def test_memory_of_the_largest_call_follows_the_token_budget_down_to_one_text(repository: Path) -> None:
+    first = repository / "front" / "1"
+    budget, length = read_settings(first)["serving.token_budget"], load_encoder(first).max_length
+    for changed, tokens in ((2 * budget, 2 * budget), (length // 2, length)):
+        publish_settings(repository, "front", {"serving.token_budget": changed}, "it was measured")
+        memory = read_report(repository, "front").memory
+        assert memory == {"weights": 7, "call": 1000 * tokens // budget}
 
 
 def test_derive_applies_a_second_change_to_the_first(repository: Path) -> None:

@@ -1,7 +1,7 @@
 """Measure the memory that an encoder's largest calls take beside its weights.
 
-ONNX Runtime's arena and OpenVINO's memory pools keep what a call took for the next one, so that the process is as large
-after the largest calls as it will be while it serves.
+ONNX Runtime's arena and OpenVINO's memory pools keep what a call took for the next one. Calls of other shapes than the
+two largest may add to it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from builder.runtime.process_memory import resident, trim
 SHORT = 16  # tokens of the rows of a call of many
 
 
-def measured_call_bytes(infer: Infer, inputs: Sequence[str], rows: Rows, batching: Batching, max_length: int) -> int:
-    """Return the bytes that a graph takes for calls as large as `batching` allows.
+def measured_token_bytes(infer: Infer, inputs: Sequence[str], rows: Rows, batching: Batching, max_length: int) -> int:
+    """Return the bytes that a graph takes for each token of the largest calls that `batching` allows.
 
     `infer`: opened for this, and not called before; `inputs`: the names of the graph's inputs.
     """
@@ -27,7 +27,8 @@ def measured_call_bytes(infer: Infer, inputs: Sequence[str], rows: Rows, batchin
     before = resident()
     for count, length in shapes:
         infer(rows.feeds(inputs, [length] * count))
-    return max(0, resident() - before)
+    taken = max(0, resident() - before)
+    return -(-taken // max(count * length for count, length in shapes))
 
 
 def largest_shapes(batching: Batching, max_length: int) -> list[tuple[int, int]]:

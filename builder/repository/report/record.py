@@ -143,7 +143,7 @@ class BuildReport:
     plan: dict[str, Any] | None = None
     """Machine and TensorRT that a plan was compiled for, once it is compiled."""
     memory: dict[str, int] | None = None
-    """Bytes that an instance reserves on a CPU, or a generating model anywhere, by purpose."""
+    """Bytes by purpose: of an instance of an encoder on a CPU, or of a generating model."""
     choice: str | None = None
     """Choice of --precision auto, and its reason."""
     gate: str | None = None

@@ -80,11 +80,8 @@ class LossDetector:
             if not_ready is None or not_ready.sent <= since:
                 continue
             lost_after_s = UNSTARTED_STREAM_LOST_AFTER_S if is_stream else LOST_AFTER_S
-            if (
-                now - waiting_since > SILENT_STREAM_LOST_AFTER_S
-                if has_started
-                else now - not_ready.answered > lost_after_s
-            ):
+            is_silent = now - waiting_since > SILENT_STREAM_LOST_AFTER_S
+            if is_silent if has_started else now - not_ready.answered > lost_after_s:
                 raise BackendLost
 
     async def _check(self, model: str, is_ready: IsReady) -> None:

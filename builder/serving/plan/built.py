@@ -28,7 +28,7 @@ def plan_built(repository: Path, name: str) -> ModelPlan:
 def _encoder(repository: Path, name: str, needs: ModelNeeds, serving: EncoderServing) -> ModelPlan:
     config = _config(repository, serving.engine or name)
     instances = sum(group.count or 1 for group in config.instance_group) or 1
-    batch, call = max(1, _config(repository, name).max_batch_size), needs.largest_call(serving.batching.token_budget)
+    batch, call = max(1, _config(repository, name).max_batch_size), needs.call_bytes(serving.batching.token_budget)
     memory, size, shared = memory_lines(
         instances, needs.weights, batch, serving.limits.request_bytes, needs.answer_bytes, call=call
     )

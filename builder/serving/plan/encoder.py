@@ -38,7 +38,7 @@ def plan_encoder(capacity: Capacity, load: Load, needs: ModelNeeds) -> ModelPlan
         settings.update(speed.settings)
     request_bytes = capacity.serving.limits.request_bytes
     batch = capacity.max_batch_size if speed is None else speed.rows
-    call = needs.largest_call(capacity.serving.token_budget if speed is None else speed.token_budget)
+    call = needs.call_bytes(capacity.serving.token_budget if speed is None else speed.token_budget)
     memory, size, shared = memory_lines(
         capacity.instances, needs.weights, batch, request_bytes, needs.answer_bytes, call=call
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from builder.common.errors import RepositoryError, SpecError
-from builder.common.memory import largest_call
+from builder.common.memory import encoder_call, largest_call
 from builder.common.speed import Latencies
 from builder.engines import session_engine
 from builder.options import BuildSpec
@@ -54,9 +54,9 @@ class ModelNeeds:
     activated: str = ""
     sized: Mapping[str, float] = field(default_factory=dict)
 
-    def largest_call(self, token_budget: int) -> int:
-        """Return the bytes of an encoder's largest call; a text longer than the budget is a call of its own."""
-        return max(token_budget, self.length) * self.call_token
+    def call_bytes(self, token_budget: int) -> int:
+        """Return the bytes of an encoder's largest call."""
+        return encoder_call(token_budget, self.length) * self.call_token
 
 
 def needs_of(spec: BuildSpec) -> ModelNeeds:
@@ -94,7 +94,7 @@ def published(repository: Path, name: str) -> ModelNeeds:
         draft=(report.memory or {}).get("draft", 0),
     )
     if isinstance(serving, EncoderServing):
-        tokens = max(serving.batching.token_budget, serving.max_length)
+        tokens = encoder_call(serving.batching.token_budget, serving.max_length)
         return replace(needs, call_token=-(-(report.memory or {}).get("call", 0) // tokens))
     arena, source = serving.arena, serving.source
     bias = (report.memory or {}).get("bias", 0)

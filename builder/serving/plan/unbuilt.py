@@ -15,7 +15,7 @@ from builder.checkpoints.drafts.loading import describe_draft
 from builder.checkpoints.linear_layers import linear_layers
 from builder.checkpoints.resolve import describe
 from builder.common.errors import SpecError
-from builder.common.memory import BYTES_PER_VALUE, BYTES_PER_WEIGHT, bias_bytes, cache_bytes
+from builder.common.memory import BYTES_PER_VALUE, BYTES_PER_WEIGHT, bias_bytes, cache_bytes, encoder_call
 from builder.engines import session_engine
 from builder.engines.decoding import DecodingEngine, engine_of, measurable
 from builder.graphs.export.architectures import bias_heads
@@ -72,7 +72,10 @@ def on_gpu(spec: BuildSpec, needs: ModelNeeds) -> ModelNeeds:
     model = describe(spec.source).model
     width = FP32 if spec.precision == "fp32" else FP32 // 2
     if needs.kind == "encoder":
-        tokens, of_token = max(spec.serving.token_budget, needs.length), _encoder_token(model, needs.length, width)
+        tokens, of_token = (
+            encoder_call(spec.serving.token_budget, needs.length),
+            _encoder_token(model, needs.length, width),
+        )
         size, formula = tokens * of_token, f"{tokens} tokens of a call x {of_token} bytes"
     else:
         of_token, words = _layer_token(model, width), model.config.get_text_config().vocab_size * FP32

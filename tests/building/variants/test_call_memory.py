@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from builder.building.variants.call_memory import largest_shapes, measured_call_bytes
+from builder.building.variants.call_memory import largest_shapes, measured_token_bytes
 from builder.graphs.export.rows import Rows
 from builder.runtime.contract import Batching
 
@@ -30,11 +30,16 @@ class FakeEngine:
 
 
 @pytest.mark.parametrize("token", [20_000, 50_000])
-def test_bytes_are_those_that_the_engine_keeps(token: int) -> None:
+def test_bytes_of_a_token_are_those_that_the_engine_keeps(token: int) -> None:
     engine = FakeEngine(token)
-    size = measured_call_bytes(engine, ("input_ids",), ROWS, BATCHING, 512)
+    measured = measured_token_bytes(engine, ("input_ids",), ROWS, BATCHING, 512)
     assert engine.calls == [(1, 16), (64, 32), (4, 512)]
-    assert size == pytest.approx(2048 * token, rel=0.1)
+    assert measured == pytest.approx(token, rel=0.1)
+
+
+def test_bytes_of_a_token_are_those_of_the_calls_that_the_rows_allow() -> None:
+    few = Batching(token_budget=2048, max_rows=8, call_cost=16)
+    assert measured_token_bytes(FakeEngine(50_000), ("input_ids",), ROWS, few, 128) == pytest.approx(50_000, rel=0.1)
 
 
 @pytest.mark.parametrize(

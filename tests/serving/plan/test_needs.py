@@ -60,7 +60,7 @@ def test_needs_of_a_published_model_include_its_latencies(repository: Path, chec
     assert encoder.weights > 0
     call = (read_report(repository, "topics").memory or {})["call"]
     serving = load_encoder(next((repository / "topics").glob("[0-9]*")))
-    assert call <= encoder.largest_call(serving.batching.token_budget) < call + serving.batching.token_budget
+    assert call == encoder.call_bytes(serving.batching.token_budget)
     decoder = published(repository, "writes")
     arena = load_generation(next((repository / "writes").glob("[0-9]*"))).arena
     assert (decoder.layers, decoder.length, decoder.cache) == (arena.layers, arena.length, arena.dtype)

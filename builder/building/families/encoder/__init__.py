@@ -15,7 +15,7 @@ from builder.building.families.encoder.results import (
     report_of,
 )
 from builder.building.keys import own_files
-from builder.building.variants.call_memory import measured_call_bytes
+from builder.building.variants.call_memory import measured_token_bytes
 from builder.building.variants.candidates import VariantMaker, requested_variants
 from builder.building.variants.encoder import EncoderCandidates, Maker, Measurements, measurements_of
 from builder.building.variants.evaluator import Evaluator, make_evaluator
@@ -29,7 +29,7 @@ from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.tasks.base import encoder_task
 from builder.common.errors import CheckpointError, SpecError, VerificationError
 from builder.common.machine import cpu
-from builder.common.memory import weights_bytes
+from builder.common.memory import encoder_call, weights_bytes
 from builder.common.progress import Stage
 from builder.common.releases import runtime_has
 from builder.common.workplace import require_disk_space
@@ -233,8 +233,8 @@ class Encoder:
     def _memory(self, evaluator: Evaluator, graph: Graph) -> dict[str, int]:
         """Return the bytes of an instance that serves `graph`: its weights, and its largest call."""
         batching, length = bucketed(evaluator.serving, graph).batching, self.checkpoint.max_length
-        call = measured_call_bytes(evaluator.opened(graph), graph.inputs, evaluator.rows, batching, length)
-        return {"weights": graph.size, "call": call}
+        token = measured_token_bytes(evaluator.opened(graph), graph.inputs, evaluator.rows, batching, length)
+        return {"weights": graph.size, "call": token * encoder_call(batching.token_budget, length)}
 
     def _with_front(self, exact: VerifiedEncoder) -> VerifiedEncoder:
         """Return `exact` with the front of this specification, if an earlier one's verified the graph."""
