@@ -129,10 +129,12 @@ def key_of(facts: Mapping[str, Any]) -> str:
 
 def own_files(samples: Path | None, graph: Path | None) -> dict[str, Any]:
     """Return the digests of the user's own samples and graph. Raises SpecError."""
-    from builder.building.own_graph import graph_files  # loads onnx
-
+    digest = None
     try:
-        digest = None if graph is None else digest_of(graph_files(graph))
+        if graph is not None:
+            from builder.building.own_graph import graph_files  # loads onnx
+
+            digest = digest_of(graph_files(graph))
         return {"samples": samples_file(samples), "graph": digest}
     except OSError as error:
         raise SpecError(f"{error.filename} cannot be read ({error.strerror})") from error

@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Sequence
 
 from builder.commands import STORE_HELP, screen
+from builder.common.addresses import is_registry
 from builder.common.errors import SpecError
-from builder.repository.stores.oci.address import is_registry
 from builder.repository.stores.store import Blob, open_store
 
 MIN_AGE_HOURS = 24.0

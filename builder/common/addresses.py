@@ -8,8 +8,10 @@ from urllib.parse import urlsplit
 
 from builder.common.errors import SpecError
 
+REGISTRY = re.compile(r"oci(\+http)?:/.*")
 SCHEMES = ("s3", "gs", "az", "abfs", "file")
 ADDRESS = re.compile(rf"({'|'.join(SCHEMES)}):/+(.+)")
+LOOPBACK = re.compile(r"127(\.\d{1,3}){3}")
 NAME_AND_VERSION = re.compile(r"([A-Za-z0-9_.+-]+)(?:@([1-9]\d*))?")
 
 
@@ -24,9 +26,14 @@ def is_address(url: str) -> bool:
         return False
 
 
+def is_registry(text: str) -> bool:
+    """Return True if `text` is meant as the address of a model in an OCI registry."""
+    return REGISTRY.fullmatch(text) is not None
+
+
 def is_loopback(host: str) -> bool:
     """Return True if only this machine reaches an address."""
-    return host in ("localhost", "::1") or host.startswith("127.")
+    return host in ("localhost", "::1") or LOOPBACK.fullmatch(host) is not None
 
 
 def split_version(text: str) -> tuple[str, int | None]:

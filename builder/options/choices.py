@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from builder.common.addresses import store_address
+from builder.common.addresses import is_registry, store_address
 from builder.common.engines import ENGINES
 from builder.common.releases import NEWEST, RELEASES
 from builder.options.sections import VLLM, Calibration, Gpu, Load, Options, TensorRT, TensorRTLLM
@@ -161,7 +161,7 @@ class Choices(Options):
     @model_validator(mode="before")
     @classmethod
     def _stores_are_no_folders(cls, options: Any) -> Any:
-        if isinstance(options, dict) and re.match("oci(\\+http)?:/", output := str(options.get("output", ""))):
+        if isinstance(options, dict) and is_registry(output := str(options.get("output", ""))):
             registry = re.sub(":/+", "://", output, count=1)
             raise ValueError(f"a registry is pushed to: build into a folder, then build-repo push NAME --to {registry}")
         address = store_address(options["output"]) if isinstance(options, dict) and "output" in options else None

@@ -263,13 +263,13 @@ def test_largest_call_runs_before_the_first_request(built: Path, monkeypatch: py
     monkeypatch.setattr(device_module, "onnxruntime", device)
     executor = make_executor(version, load_generation(version), None)
     assert isinstance(executor, CudaBlocks)
-    assert device.calls == [(4, 4 * 128)], "all slots full, which is less than a piece of prompts and a token a slot"
+    assert device.calls == [(4, 4 * 128)], "all slots full, which is less than a piece of prompts"
     assert len(executor.blocks.free_blocks) == executor.blocks.num_blocks
     text = np.arange(5, 12).reshape(1, 7)
     assert np.isfinite(executor.run(0, text, np.zeros(1, np.int64))).all()
 
 
-@pytest.mark.parametrize(("tokens", "blocks", "call"), [(30, 32, (1, 30)), (150, 32, (2, 150)), (600, 3, (1, 48))])
+@pytest.mark.parametrize(("tokens", "blocks", "call"), [(30, 32, (4, 33)), (150, 32, (4, 152)), (600, 3, (1, 48))])
 def test_largest_call_has_the_tokens_there_is_room_for(
     tokens: int, blocks: int, call: tuple[int, int], llama: TinyDecoder, cuda: CopyingDevice
 ) -> None:

@@ -38,7 +38,7 @@ def whole_checkpoint(folder: Path, report: BuildReport, version: Path) -> Deploy
     engine = checkpoint_engine(report.engine)
     published = engine.published(version)
     here = any(f"/{CHECKPOINT}/" in path for paths in report.files.values() for path in paths)
-    if here and not published.model.startswith(f"{MODELS_FOLDER}/"):
+    if here and not published.model.startswith(f"{MODELS_FOLDER}/{report.name}/"):
         raise SpecError(
             f"{report.name} loads {published.model}, and pods have the repository at {MODELS_FOLDER}: build it again "
             f"without {engine.section}.models_folder"

@@ -70,7 +70,7 @@ def attention_kernels(card: str | None, precision: str, triton: str) -> dict[str
     ONNX Runtime since 1.20, which leaves cuDNN's kernel out where its cuDNN is too old. Not in bf16, which the operator
     has since 1.24: its call of cuDNN said that numbers are fp16 (attention_impl.cu, CudnnFlashAttention: is_bf16 =
     false) until pull request 28849 of June 2026, which also has cuDNN chosen from 9.0 on in fp16 and bf16, without this
-    option. Whether 1.27.0 has it was not found; 1.28 is later.
+    option. The source of 1.27.0 was not checked; 1.28 is later.
     """
     known = version_tuple(RELEASES[triton].onnxruntime) >= (1, 20)
     if card is None or not known or precision != "fp16":

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
+from builder.common.addresses import is_registry
 from builder.common.errors import SpecError
-from builder.repository.stores.oci.address import is_registry, parse_address
+from builder.repository.stores.oci.address import parse_address
 from builder.repository.stores.store import Blob, Manifest, open_store
 
 

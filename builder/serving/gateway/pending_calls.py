@@ -81,7 +81,8 @@ class LossDetector:
                 continue
             lost_after_s = UNSTARTED_STREAM_LOST_AFTER_S if is_stream else LOST_AFTER_S
             is_silent = now - waiting_since > SILENT_STREAM_LOST_AFTER_S
-            if is_silent if has_started else now - not_ready.answered > lost_after_s:
+            is_lost = is_silent if has_started else now - not_ready.answered > lost_after_s
+            if is_lost:
                 raise BackendLost
 
     async def _check(self, model: str, is_ready: IsReady) -> None:

@@ -74,14 +74,15 @@ def test_vllm_share_is_that_of_its_arguments(checkpoint: Path, tmp_path: Path) -
     assert model.gpu_share == 0.3
 
 
+@pytest.mark.parametrize("folder", ["/srv/models", "/models/llm"])
 def test_checkpoint_outside_the_mounted_folder_is_refused(
-    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: str, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Regression: manifests mounted the repository at /models, whatever vllm.models_folder was."""
-    vllm = {"models_folder": "/srv/models"}
+    vllm = {"models_folder": folder}
     build(make_spec(model=str(checkpoint), output=tmp_path / "r", engine="vllm", vllm=vllm))
     options = ["--to", "kubernetes", "--cores", "8", "--registry", "registry.example"]
     assert main(["deploy", "--repository", str(tmp_path / "r"), "--output", str(tmp_path / "out"), *options]) == 1
     error = " ".join(capsys.readouterr().err.split())
-    assert "loads /srv/models/writer/1/checkpoint" in error
+    assert f"loads {folder}/writer/1/checkpoint" in error
     assert "vllm.models_folder" in error

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from builder.common.addresses import is_loopback
 from builder.common.errors import SpecError
 
-SCHEME = re.compile(r"oci(\+http)?:/.*")
 COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"  # distribution-spec, "Pulling manifests"
 ADDRESS = re.compile(
     rf"oci(?P<plain>\+http)?://(?P<registry>(?:\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+)(?::\d+)?)"
@@ -37,11 +36,6 @@ class Address:
         host = self.registry.rsplit(":", 1)[0] if not self.registry.endswith("]") else self.registry
         scheme = "http" if self.is_plain_http or is_loopback(host.strip("[]")) else "https"
         return f"{scheme}://{DOCKER_HUB_API if self.registry == DOCKER_HUB else self.registry}"
-
-
-def is_registry(text: str) -> bool:
-    """Return True if `text` is meant as the address of a model in an OCI registry."""
-    return SCHEME.fullmatch(text) is not None
 
 
 def parse_address(text: str) -> Address:

@@ -11,6 +11,15 @@ from builder.common.errors import RepositoryError
 from builder.repository.stores.store import DIGEST, Blob, Manifest, checked_path
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+# A registry answers 404 for a tag of a kind that is not accepted, and a push would replace that tag.
+ACCEPT = ", ".join(
+    (
+        MANIFEST,
+        "application/vnd.oci.image.index.v1+json",
+        "application/vnd.docker.distribution.manifest.v2+json",
+        "application/vnd.docker.distribution.manifest.list.v2+json",
+    )
+)
 ARTEFACT = "application/vnd.cncf.model.manifest.v1+json"
 CONFIG = "application/vnd.cncf.model.config.v1+json"
 WEIGHT = "application/vnd.cncf.model.weight.v1.raw"

@@ -90,18 +90,24 @@ class RegistryClient:
         self, method: str, url: str, headers: Mapping[str, str], body: Body | None, stream: bool
     ) -> requests.Response:
         """Send a request; if the registry asks for credentials, once more with them."""
-        answer = self._once(method, url, headers, body, stream)
+        answer = self._once(method, url, headers, body, stream, self._authorization)
         challenge = answer.headers.get("WWW-Authenticate")
         if answer.status_code != 401 or challenge is None or not self._is_own(url):
             return answer
         answer.close()
-        self._authorization = self._answer_to(challenge)
-        return self._once(method, url, headers, body, stream)
+        authorization = self._authorization = self._answer_to(challenge)  # another thread may replace it
+        return self._once(method, url, headers, body, stream, authorization)
 
     def _once(
-        self, method: str, url: str, headers: Mapping[str, str], body: Body | None, stream: bool
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        body: Body | None,
+        stream: bool,
+        authorization: str | None,
     ) -> requests.Response:
-        own = {"Authorization": self._authorization} if self._authorization and self._is_own(url) else {}
+        own = {"Authorization": authorization} if authorization and self._is_own(url) else {}
         content = None if body is None else body()
         try:
             return self._session.request(
@@ -136,7 +142,8 @@ class RegistryClient:
         asked = {name: parameters[name] for name in ("service", "scope") if name in parameters}
         if credentials is not None and not credentials.username:
             grant = {"grant_type": "refresh_token", "client_id": CLIENT_ID, "refresh_token": credentials.secret}
-            answer = self._session.post(realm, data={**asked, **grant}, timeout=TIMEOUT_S)
+            content = {**asked, **grant}  # another host that it redirects to would get the token
+            answer = self._session.post(realm, data=content, timeout=TIMEOUT_S, allow_redirects=False)
         else:
             headers = {} if credentials is None else {"Authorization": credentials.basic()}
             answer = self._session.get(realm, params=asked, headers=headers, timeout=TIMEOUT_S)

@@ -9,14 +9,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import urlsplit, urlunsplit
 
 import requests
 
 from builder.common.errors import RepositoryError, first_line
 from builder.common.hashing import sha256_of
 from builder.repository.stores.oci.address import Address
-from builder.repository.stores.oci.artefact import MANIFEST, dump_artefact, dump_config, load_artefact
+from builder.repository.stores.oci.artefact import ACCEPT, MANIFEST, dump_artefact, dump_config, load_artefact
 from builder.repository.stores.oci.client import Body, RegistryClient, RegistryDownError
 from builder.repository.stores.store import ATTEMPTS, PAUSE_S, Blob, Manifest, VersionTakenError
 
@@ -53,7 +53,7 @@ class OciStore:
         number = max(self.versions(name), default=None) if version is None else version
         if number is None:
             raise RepositoryError(f"{self.url} has no versions; correct the address, or push one first")
-        where, headers = f"{self.url}:{number}", {"Accept": MANIFEST}
+        where, headers = f"{self.url}:{number}", {"Accept": ACCEPT}
         answer = self.client.send("GET", f"manifests/{number}", (200, 404), headers=headers)
         if answer.status_code == 404:
             has = ", ".join(map(str, self.versions(name))) or "none"
@@ -73,12 +73,12 @@ class OciStore:
         content, path = dump_artefact(manifest, config_blob), f"manifests/{manifest.version}"
         if len(content) > MAX_MANIFEST_BYTES:
             raise RepositoryError(f"{manifest.name} has {len(manifest.files)} files, too many for a registry")
-        there = self.client.send("HEAD", path, (200, 404), headers={"Accept": MANIFEST})
+        there = self.client.send("HEAD", path, (200, 404), headers={"Accept": ACCEPT})
         if there.status_code == 200:
             if there.headers.get(DIGEST_HEADER) == _digest(content):
                 return
             raise VersionTakenError(f"{self.url} has a version {manifest.version} already; nothing of it was changed")
-        if self._size(config_blob) is None:
+        if not self._has(config_blob):
             self._upload(config_blob, lambda: config)
         self.client.send("PUT", path, (201,), headers={"Content-Type": MANIFEST}, body=lambda: content)
 
@@ -88,7 +88,7 @@ class OciStore:
         `verify`: read a blob that is there, and compare its digest. Raises RepositoryError if it is damaged: a registry
         does not replace a blob that it has.
         """
-        if self._size(blob) is not None:
+        if self._has(blob):
             if verify and (problem := self._problem(blob)):
                 raise RepositoryError(f"{self._where(blob)} {problem}; remove it from the registry's storage first")
             return False
@@ -100,12 +100,12 @@ class OciStore:
         unfinished, failures = target.with_name(f"{target.name}.part"), 0
         with unfinished.open("ab") as stream:
             if stream.tell() > blob.size:
-                stream.truncate(0)
+                stream.truncate(stream.seek(0))
             while stream.tell() < blob.size:
                 begin, problem = stream.tell(), "it ended early"
                 with self._blob(blob, {"Range": f"bytes={begin}-"} if begin else {}) as answer:
                     if answer.status_code == 200:  # the registry ignores ranges
-                        stream.truncate(0)
+                        stream.truncate(stream.seek(0))
                     try:
                         for piece in answer.iter_content(CHUNK):
                             stream.write(piece)
@@ -143,24 +143,23 @@ class OciStore:
             raise RepositoryError(f"{self._where(blob)} is not there; push the version again")
         return answer
 
-    def _size(self, blob: Blob) -> int | None:
-        """Return the size of a blob in the registry; None if it is not there."""
-        answer = self.client.send("HEAD", f"blobs/sha256:{blob.sha256}", (200, 404))
-        return int(answer.headers.get("Content-Length", blob.size)) if answer.status_code == 200 else None
+    def _has(self, blob: Blob) -> bool:
+        """Return True if the registry has a blob."""
+        return self.client.send("HEAD", f"blobs/sha256:{blob.sha256}", (200, 404)).status_code == 200
 
     def _upload(self, blob: Blob, body: Body) -> None:
         """Send a blob in one request; after a failure from its beginning, in a new upload."""
         for attempt in range(1, ATTEMPTS + 1):
             started = self.client.send("POST", "blobs/uploads/", (202,), headers={"Content-Length": "0"})
             parts = urlsplit(self.client.absolute(started.headers["Location"]))
-            query = urlencode([*parse_qsl(parts.query), ("digest", f"sha256:{blob.sha256}")])
+            query = "&".join(filter(None, (parts.query, f"digest=sha256:{blob.sha256}")))
             headers = {"Content-Type": "application/octet-stream"}
             try:
                 location = urlunsplit(parts._replace(query=query))
                 self.client.send("PUT", location, (201,), headers=headers, body=body, attempts=1)
                 return
             except RegistryDownError:
-                if self._size(blob) is not None:  # the answer was lost
+                if self._has(blob):  # the answer was lost
                     return
                 if attempt == ATTEMPTS:
                     raise

@@ -43,7 +43,7 @@ def open_executor(folder: Path, serving: GenerationServing, geometry: Geometry) 
     assert serving.copier is not None
     executor = CudaBlocks(folder / serving.model, folder / serving.copier, geometry, serving.session)
     if serving.prefill_tokens is not None:
-        executor.run_largest(serving.prefill_tokens + geometry.slots)
+        executor.run_largest(serving.prefill_tokens)
     return executor
 
 
@@ -69,21 +69,21 @@ class CudaBlocks(Paged):
         return [in_order[index] for index in rows.places]
 
     def run_largest(self, tokens: int) -> None:
-        """Run a call of `tokens` tokens, or of as many as there is room for, while no slot has any.
+        """Run prompts of `tokens` tokens with a token of each other slot, or of as many as there is room for.
 
-        It makes the arena as large as calls need. One that grows by what is requested (kSameAsRequested) keeps a region
-        for each call that is larger than all before it (onnxruntime, core/framework/bfc_arena.cc, Extend), and lengths
-        of calls change with every step. A card without memory for that fails here, before a request comes.
+        It makes the arena as large as calls without earlier tokens need. One that grows by what is requested
+        (kSameAsRequested) keeps a region for each call that is larger than all before it (onnxruntime,
+        core/framework/bfc_arena.cc, Extend), and lengths of calls change with every step. A card without memory for
+        that fails here, before a request comes.
         """
         blocks, most = self.blocks, self.geometry.max_length
         parts: "list[CallPart]" = []
         room = blocks.num_blocks * blocks.block_size
         for slot in range(self.geometry.slots):
-            new = min(tokens, most, room)
+            new = min(max(1, tokens), most, room)
             if new <= 0:
                 break
-            last = np.arange(max(0, new - (1 if parts else self.geometry.slots)), new)  # a step has logits of each slot
-            parts.append(CallPart(slot, np.zeros((1, new), np.int64), np.zeros(1, np.int64), last))
+            parts.append(CallPart(slot, np.zeros((1, new), np.int64), np.zeros(1, np.int64), np.array([new - 1])))
             tokens, room = tokens - new, room - blocks.count_for(new) * blocks.block_size
         self.run_together(parts)
         for part in parts:

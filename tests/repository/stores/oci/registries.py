@@ -27,6 +27,7 @@ USER, PASSWORD, TOKEN = "reader", "secret", "a-token"
 BASIC = "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
 HTPASSWD = f"{USER}:$2y$04$abcdefghijklmnopqrstuu2r9OfJnfCsdneAXAGHnS4UpFFP8WIrW\n"  # of PASSWORD
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+INDEX = "application/vnd.oci.image.index.v1+json"
 
 
 @contextlib.contextmanager
@@ -58,11 +59,13 @@ class StandIn:
     """A registry in memory.
 
     `asks_for_tokens`: only requests with TOKEN are answered, which BASIC gets; `fails`: answers of 503 that are left by
-    method; `requests`: how many of each method and kind of path were answered.
+    method; `ignores_ranges`: whole blobs are
+    answered; `requests`: how many of each method and kind of path were answered.
     """
 
     port: int = 0
     asks_for_tokens: bool = False
+    ignores_ranges: bool = False
     blobs: dict[str, bytes] = field(default_factory=dict)
     manifests: dict[str, bytes] = field(default_factory=dict)
     uploads: set[str] = field(default_factory=set)
@@ -72,6 +75,8 @@ class StandIn:
     def problem(self, manifest: bytes) -> str | None:
         """Return the code of the error that a registry answers to a manifest; None if it takes it."""
         document = json.loads(manifest)
+        if document["mediaType"] == INDEX:
+            return None
         if document["mediaType"] != MANIFEST or document["schemaVersion"] != 2:
             return "MANIFEST_INVALID"
         for descriptor in (document["config"], *document["layers"]):
@@ -153,20 +158,22 @@ def _handler(registry: StandIn) -> type[BaseHTTPRequestHandler]:
             if content is None:
                 return self.refuse(404, "BLOB_UNKNOWN")
             first = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-            if first is None:
+            if first is None or registry.ignores_ranges:
                 return self.answer(200, content)
             self.answer(206, content[int(first[1]) :])
 
         def manifest(self, tag: str, content: bytes) -> None:
             if self.command == "PUT":
-                if self.headers["Content-Type"] != MANIFEST or (problem := registry.problem(content)):
-                    return self.refuse(400, problem or "MANIFEST_INVALID")
+                if self.headers["Content-Type"] != json.loads(content)["mediaType"]:
+                    return self.refuse(400, "MANIFEST_INVALID")
+                if problem := registry.problem(content):
+                    return self.refuse(400, problem)
                 registry.manifests[tag] = content
                 return self.answer(201)
-            if tag not in registry.manifests or MANIFEST not in self.headers.get("Accept", ""):
+            found = registry.manifests.get(tag)
+            if found is None or (kind := json.loads(found)["mediaType"]) not in self.headers.get("Accept", ""):
                 return self.refuse(404, "MANIFEST_UNKNOWN")
-            found = registry.manifests[tag]
-            self.answer(200, found, Content_Type=MANIFEST, Docker_Content_Digest=_digest(found))
+            self.answer(200, found, Content_Type=kind, Docker_Content_Digest=_digest(found))
 
         def tags(self, _: str, __: bytes) -> None:
             self.answer(200, json.dumps({"name": "org/front", "tags": [*registry.manifests]}).encode())

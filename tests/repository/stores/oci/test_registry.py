@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
@@ -24,7 +26,7 @@ from builder.repository.stores.store import VersionTakenError
 from builder.repository.stores.transfer import pull, push
 from tests.repository.stores.emulators import HOST
 from tests.repository.stores.faulty import Faulty
-from tests.repository.stores.oci.registries import PASSWORD, USER, StandIn, docker_registry
+from tests.repository.stores.oci.registries import INDEX, PASSWORD, USER, StandIn, docker_registry
 from tests.repository.stores.versions import publish_version
 
 LARGE = bytes(range(256)) * 16384  # 4 MiB: more than one packet, and more than what is read at once
@@ -69,6 +71,30 @@ def test_push_refuses_another_version_with_a_taken_number(
     assert any_store.manifest("front") == before
 
 
+def test_push_replaces_no_tag_of_another_kind(any_port: int, repository: Path) -> None:
+    """Regression: a registry said that there was no such manifest, for the index of an image was not accepted."""
+    publish_version(repository, b"one", LARGE)
+    index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": []}
+    tag, content = f"http://{HOST}:{any_port}/v2/org/front/manifests/1", json.dumps(index)
+    assert requests.put(tag, data=content, headers={"Content-Type": INDEX}, timeout=10).status_code == 201
+    store = open_versions(f"oci://{HOST}:{any_port}/org/front")
+    with pytest.raises(VersionTakenError, match="has a version 1 already"):
+        push(repository, "front", store)
+    assert requests.get(tag, headers={"Accept": INDEX}, timeout=10).text == content
+    with pytest.raises(RepositoryError, match=f"its type is {re.escape(INDEX)}"):
+        store.manifest("front")
+
+
+def test_pull_begins_again_where_a_registry_ignores_ranges(registry: StandIn, repository: Path, target: Path) -> None:
+    publish_version(repository, b"one", LARGE)
+    push(repository, "front", open_versions(f"oci://{HOST}:{registry.port}/org/front"))
+    registry.ignores_ranges = True
+    with Faulty(registry.port, after=1 << 20, cuts=2) as proxy:
+        pull(open_versions(f"oci://{proxy.url.removeprefix('http://')}/org/front"), "front", target)
+    assert proxy.cut == 2
+    assert _tree(target) == _tree(repository)
+
+
 def test_manifest_is_a_modelpack_artefact(registry: StandIn, store: VersionStore, repository: Path) -> None:
     publish_version(repository, b"one", LARGE)
     push(repository, "front", store)
@@ -104,9 +130,9 @@ def test_signature_stays_valid_after_a_pull_from_a_registry(
 def test_pull_goes_on_where_a_connection_was_cut(any_port: int, repository: Path, target: Path) -> None:
     publish_version(repository, b"one", LARGE)
     push(repository, "front", open_versions(f"oci://{HOST}:{any_port}/org/front"))
-    with Faulty(any_port, after=1 << 20, cuts=2) as proxy:
+    with Faulty(any_port, after=1 << 19, cuts=6) as proxy:
         pull(open_versions(f"oci://{proxy.url.removeprefix('http://')}/org/front"), "front", target)
-    assert proxy.cut == 2
+    assert proxy.cut == 6, "a download from the beginning gets no further each time"
     assert _tree(target) == _tree(repository)
 
 
@@ -280,6 +306,8 @@ def test_build_refuses_a_registry_as_output() -> None:
         ("oci+http://registry:5000/front", "http://registry:5000"),
         ("oci://localhost:5000/front", "http://localhost:5000"),
         ("oci://[::1]:5000/front", "http://[::1]:5000"),
+        ("oci://127.0.0.2/front", "http://127.0.0.2"),
+        ("oci://127.evil.example/front", "https://127.evil.example"),
     ],
 )
 def test_plain_http_is_used_on_this_machine_or_where_asked_for(address: str, endpoint: str) -> None:
