@@ -9,10 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from builder.common.errors import RepositoryError, SpecError
+from builder.engines.onnxruntime import BACKEND
 from builder.graphs.onnx.graph import MODEL_FILE
 from builder.repository.config.render import CONFIG, parse
 
-ONNX_BACKENDS = ("", "onnxruntime", "onnxruntime_onnx")  # a config.pbtxt without a backend leaves it to Triton
+ONNX_BACKENDS = ("", BACKEND, "onnxruntime_onnx")  # a config.pbtxt without a backend leaves it to Triton
 MAX_NAMES = 8
 
 
