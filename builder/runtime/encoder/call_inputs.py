@@ -6,12 +6,15 @@ Knows which part of a row each input takes, padding and buckets; knows nothing a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..contract import EncoderServing
 from .cutting import smallest_bucket
-from .task import Row
+
+if TYPE_CHECKING:
+    from .task import Row  # imports tokenizers, which an image that pulls models does not have
 
 TASK = "task"  # the source of an input that the task makes: Row.feeds has it
 TOKEN_SOURCES = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}  # of an Encoding
