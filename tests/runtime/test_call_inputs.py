@@ -1,4 +1,4 @@
-"""The inputs of an encoder's calls: which part of a row each takes, padding, buckets, warm-up."""
+"""Check the inputs of an encoder's calls: which part of a row each takes, padding, buckets, warm-up."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _row(ids: list[int], positions: list[int]) -> Row:
 
 
 def test_inputs_are_padded_to_their_own_longest_row() -> None:
-    found = _inputs([]).of([_row([5, 6, 7], [1]), _row([5], [0, 0])])
+    found, _ = _inputs([]).of([_row([5, 6, 7], [1]), _row([5], [0, 0])])
     assert {name: array.tolist() for name, array in found.items()} == {
         "input_ids": [[5, 6, 7], [5, 9, 9]],
         "attention_mask": [[1, 1, 1], [1, 0, 0]],
@@ -35,9 +35,8 @@ def test_inputs_are_padded_to_their_own_longest_row() -> None:
 
 
 def test_bucket_adds_tokens_and_rows_but_no_task_columns() -> None:
-    inputs, rows = _inputs([[2, 4]]), [_row([5, 6, 7], [1])]
-    found = inputs.of(rows)
-    assert inputs.shape(rows) == (2, 4)
+    found, shape = _inputs([[2, 4]]).of([_row([5, 6, 7], [1])])
+    assert shape == (2, 4)
     assert {name: array.tolist() for name, array in found.items()} == {
         "input_ids": [[5, 6, 7, 9]] * 2,
         "attention_mask": [[1, 1, 1, 0]] * 2,

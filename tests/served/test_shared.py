@@ -14,8 +14,6 @@ import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc as grpc
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from tritonclient.utils import InferenceServerException
 
 from builder.cli import main
@@ -40,6 +38,7 @@ from tests.served.adapters import held_files
 from tests.served.guests import guest
 from tests.served.patience import comes_about
 from tests.served.statistics import TRIES, counted, settled
+from tests.signing import write_keys
 
 NAMES = ("one", "two")
 FLOOD = 600
@@ -467,10 +466,7 @@ def _errors(repository: Path) -> list[Finding]:
 
 def test_signatures_cover_the_models_of_a_shared_front(own_fronts: Path, tmp_path: Path) -> None:
     share(own_fronts, "encoders", NAMES)
-    key = ec.generate_private_key(ec.SECP256R1())
-    secret, public = tmp_path / "key.pem", tmp_path / "key.pub"
-    secret.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    public.write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    secret, public = write_keys(tmp_path)
     assert "encoders/models/two: version 1 is not signed" in " ".join(unsigned(own_fronts, public))
     assert sign(own_fronts, Signer(secret)) == ["encoders/1", "encoders/models/one/1", "encoders/models/two/1"]
     assert unsigned(own_fronts, public) == []

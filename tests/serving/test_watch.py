@@ -19,8 +19,6 @@ from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from builder.common.errors import ServeError
 from builder.serving.server import watch
@@ -28,6 +26,7 @@ from builder.serving.server.backoff import MAX_RESTARTS, restart_backoff
 from builder.serving.server.stubs import Stubs
 from builder.serving.server.triton import Ports, TritonServer
 from builder.serving.server.watch import Watcher, keep_running
+from tests.signing import write_keys
 
 # A parent that never reaps its children, like tritonserver; it ends when its standard input closes.
 PARENT = """
@@ -100,9 +99,7 @@ def test_watcher_reloads_a_model_whose_process_was_killed(
 
 def test_watcher_does_not_reload_an_unsigned_model(server: TritonServer, tmp_path: Path) -> None:
     """The files may have changed since the server started."""
-    key = ec.generate_private_key(ec.SECP256R1()).public_key()
-    public = tmp_path / "public.pem"
-    public.write_bytes(key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    _, public = write_keys(tmp_path)
     repository = tmp_path / "model_repository"
     for name in ("engine", "another"):
         (repository / name / "1").mkdir(parents=True)

@@ -31,19 +31,16 @@ class CallInputs:
     def __init__(self, serving: EncoderServing) -> None:
         self.serving = serving
 
-    def of(self, rows: "Sequence[Row]") -> "dict[str, np.ndarray]":
-        """Pad rows to the longest, or to the shape that `shape` returns, and return each input of the engine."""
-        call, bucket = _shape(rows), self.shape(rows)
+    def of(self, rows: "Sequence[Row]") -> "tuple[dict[str, np.ndarray], tuple[int, int]]":
+        """Pad rows to the longest, or to a bucket. Return each input of the engine, and the rows and tokens of each."""
+        call = len(rows), max(1, *(len(row.encoding) for row in rows))
+        bucket = smallest_bucket(call, self.serving.batching.buckets)
         inputs = {}
         for name, source in self.serving.inputs.items():
             values = [row.feeds[name] if source == TASK else getattr(row.encoding, source) for row in rows]
             array = pad(values, self.serving.pad.get(name, 0))
             inputs[name] = array if bucket == call else self._fill(name, array, bucket)
-        return inputs
-
-    def shape(self, rows: "Sequence[Row]") -> "tuple[int, int]":
-        """Return the rows and the tokens of each that a call on `rows` has: a bucket, or its own if none fits."""
-        return smallest_bucket(_shape(rows), self.serving.batching.buckets)
+        return inputs, bucket
 
     def warm_up(self) -> "Iterator[dict[str, np.ndarray]]":
         """Yield the inputs of serving.json's warm-up calls, and those of one call of each length of a bucket."""
@@ -72,8 +69,3 @@ def pad(rows: "Sequence[Sequence[int]]", value: int) -> np.ndarray:
     for i, row in enumerate(rows):
         padded[i, : len(row)] = row
     return padded
-
-
-def _shape(rows: "Sequence[Row]") -> "tuple[int, int]":
-    """Return how many rows there are, and the tokens of the longest."""
-    return len(rows), max(1, *(len(row.encoding) for row in rows))

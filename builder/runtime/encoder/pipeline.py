@@ -194,11 +194,11 @@ class Pipeline:
 
     def _feeds(self, rows: Sequence[Row]) -> dict[str, np.ndarray]:
         """Return the engine's inputs for one call, and count it."""
-        padded = self.inputs.shape(rows)
+        inputs, padded = self.inputs.of(rows)
         self.counts.calls += 1
         self.counts.tokens += sum(len(row.encoding) for row in rows)
         self.counts.padded_tokens += padded[0] * padded[1]
-        return self.inputs.of(rows)
+        return inputs
 
     def _answer(self, work: PendingRequest) -> dict[str, np.ndarray]:
         tensors = self.task.answer(work.job, work.rows, work.outputs)

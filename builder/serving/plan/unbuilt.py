@@ -72,10 +72,8 @@ def on_gpu(spec: BuildSpec, needs: ModelNeeds) -> ModelNeeds:
     model = describe(spec.source).model
     width = FP32 if spec.precision == "fp32" else FP32 // 2
     if needs.kind == "encoder":
-        tokens, of_token = (
-            encoder_call(spec.serving.token_budget, needs.length),
-            _encoder_token(model, needs.length, width),
-        )
+        tokens = encoder_call(spec.serving.token_budget, needs.length)
+        of_token = _encoder_token(model, needs.length, width)
         size, formula = tokens * of_token, f"{tokens} tokens of a call x {of_token} bytes"
     else:
         of_token, words = _layer_token(model, width), model.config.get_text_config().vocab_size * FP32

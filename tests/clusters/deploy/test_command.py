@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 import yaml
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from builder.cli import main
 from builder.clusters.deploy.contents import read_deployed_models
 from builder.repository.versions import version_numbers
 from builder.serving.plan.lines import PROCESS, SERVER
 from tests.clusters.deploy.conftest import CACHE, WEIGHTS
+from tests.signing import write_keys
 
 MIB = 1 << 20
 
@@ -99,7 +98,7 @@ def test_replicas_pull_only_signed_models(
     folder: Path, store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Run the pull with the public key of the manifests, in another folder."""
-    private, public = _keys(tmp_path)
+    private, public = write_keys(tmp_path)
     key = ("--verify-key", str(public))
     assert main(["sign", "--repository", str(folder), "--key", str(private)]) == 0
     signed = f"file://{tmp_path / 'signed'}"
@@ -122,15 +121,6 @@ def test_replicas_pull_only_signed_models(
     assert main([*command, "--repository", signed, "--verify-key", str(private)]) == 1
     assert "cannot verify" in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "other").exists()
-
-
-def _keys(folder: Path) -> tuple[Path, Path]:
-    """Write a private key and its public key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    private, public = folder / "private.pem", folder / "public.pem"
-    private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    public.write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
-    return private, public
 
 
 def test_deploy_selects_models_and_an_earlier_version(folder: Path, store: str, tmp_path: Path) -> None:

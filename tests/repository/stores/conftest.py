@@ -6,6 +6,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import boto3
 import pytest
@@ -98,3 +99,16 @@ def raw(bucket: str) -> Callable[[str], bytes | None]:
         return body
 
     return read
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """Return the repository that builds publish to."""
+    return tmp_path / "built" / "model_repository"
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    """Return the repository that is served."""
+    (tmp_path / "served").mkdir()
+    return tmp_path / "served" / "model_repository"

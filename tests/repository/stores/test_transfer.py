@@ -17,8 +17,6 @@ from typing import Any
 
 import boto3
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from builder.building.pipeline import build
 from builder.cli import main
@@ -30,31 +28,15 @@ from builder.repository.signing_keys import Signer
 from builder.repository.stores.store import Blob, Manifest, Store, VersionTakenError, open_store
 from builder.repository.stores.transfer import publish_to, pull, push
 from builder.repository.versions import served_number, version_numbers
-from tests.repository.stores.versions import outcome, publish_version
+from tests.repository.stores.versions import outcome, publish_version, tree
+from tests.signing import write_keys
 
 LARGE = bytes(range(256)) * 2048
-
-
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    """Return the repository that builds publish to."""
-    return tmp_path / "built" / "model_repository"
-
-
-@pytest.fixture
-def target(tmp_path: Path) -> Path:
-    """Return the repository that is served."""
-    (tmp_path / "served").mkdir()
-    return tmp_path / "served" / "model_repository"
 
 
 def _made(folder: Path) -> Path:
     folder.mkdir()
     return folder
-
-
-def _tree(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 def test_pull_yields_the_published_files(cloud: Store, repository: Path, target: Path) -> None:
@@ -63,7 +45,7 @@ def test_pull_yields_the_published_files(cloud: Store, repository: Path, target:
     assert pushed.sent > len(LARGE)
     assert pushed.manifest.source == "org/name"
     pulled = pull(cloud, "front", target)
-    assert _tree(target) == _tree(repository)
+    assert tree(target) == tree(repository)
     assert pulled.fetched == pushed.sent
     assert [path.name for path in target.parent.iterdir()] == ["model_repository"], "nothing is left beside it"
 
@@ -89,7 +71,7 @@ def test_pull_into_a_mount_writes_nothing_beside_it(
     for name in ("open", "mkdir"):
         monkeypatch.setattr(os, name, guarded(getattr(os, name)))
     pull(store, "front", target)
-    assert _tree(target) == _tree(repository)
+    assert tree(target) == tree(repository)
     assert sorted(path.name for path in target.iterdir()) == ["front", "front_model"], "nothing is left in it"
 
 
@@ -127,7 +109,7 @@ def test_push_and_pull_transfer_only_changed_files(store: Store, repository: Pat
     publish_version(repository, b"two", LARGE)
     assert push(repository, "front", store).sent < len(LARGE)
     assert pull(store, "front", target).fetched < len(LARGE)
-    assert _tree(target) == _tree(repository)
+    assert tree(target) == tree(repository)
     assert (served_number(target / "front"), version_numbers(target / "front")) == (2, [1, 2])
     engine = target / "front_model"
     assert os.path.samefile(engine / "1" / "weights", engine / "2" / "weights"), "one file on the disk"
@@ -154,7 +136,7 @@ def test_file_store_pushes_and_pulls(tmp_path: Path, repository: Path, target: P
     publish_version(repository, b"one", LARGE)
     push(repository, "front", store)
     pull(store, "front", target)
-    assert _tree(target) == _tree(repository)
+    assert tree(target) == tree(repository)
 
 
 KILLED = """
@@ -176,7 +158,7 @@ def test_killed_push_is_invisible_and_resumed_by_the_next(store: Store, reposito
         pull(store, "front", target)
     assert push(repository, "front", store).sent == 0, "its blobs are there"
     pull(store, "front", target)
-    assert _tree(target) == _tree(repository)
+    assert tree(target) == tree(repository)
 
 
 def test_concurrent_pushes_of_one_number_do_not_mix(
@@ -189,7 +171,7 @@ def test_concurrent_pushes_of_one_number_do_not_mix(
     with pytest.raises(VersionTakenError, match="has a version 1 of front already"):
         push(other, "front", store)
     pull(store, "front", target)
-    assert _tree(target) == _tree(repository)
+    assert tree(target) == tree(repository)
     with pytest.raises(RepositoryError, match=r"has another version 1 of front: .* is not the file of the store"):
         pull(store, "front", other)
     assert (other / "front" / "1" / "model.py").read_bytes().endswith(b"# another")
@@ -212,7 +194,7 @@ def test_pull_of_a_damaged_blob_changes_nothing(
     publish_version(repository, b"one", LARGE)
     push(repository, "front", store)
     pull(store, "front", target)
-    before = _tree(target)
+    before = tree(target)
     publish_version(repository, b"two", LARGE[::-1])
     push(repository, "front", store)
     manifest = raw("fleet/models/front/2.json")
@@ -225,11 +207,11 @@ def test_pull_of_a_damaged_blob_changes_nothing(
         client.put_object(Bucket=bucket, Key=key, Body=bytes(len(LARGE)) if fault == "lies" else LARGE[:100])
     with pytest.raises(RepositoryError, match="push the version again"):
         pull(store, "front", target)
-    assert _tree(target) == before
+    assert tree(target) == before
     client.put_object(Bucket=bucket, Key=key, Body=LARGE[::-1])
     pulled = pull(store, "front", target)
     assert pulled.fetched <= len(LARGE), "what had come before is not fetched again"
-    assert _tree(target) == _tree(repository)
+    assert tree(target) == tree(repository)
 
 
 def test_pull_of_a_missing_or_wrong_manifest_changes_nothing(
@@ -270,21 +252,18 @@ def test_pull_of_a_manifest_with_foreign_files_changes_nothing(
 def test_pull_with_a_key_refuses_unsigned_versions(
     store: Store, repository: Path, target: Path, tmp_path: Path
 ) -> None:
-    key = ec.generate_private_key(ec.SECP256R1())
-    private, public = tmp_path / "private.pem", tmp_path / "public.pem"
-    private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    public.write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    private, public = write_keys(tmp_path)
     publish_version(repository, b"one", LARGE)
     sign(repository, Signer(private))
     push(repository, "front", store)
     pull(store, "front", target, verify_key=public)
     assert unsigned(target, public) == []
-    before = _tree(target)
+    before = tree(target)
     publish_version(repository, b"two", LARGE)
     push(repository, "front", store)
     with pytest.raises(RepositoryError, match=r"version 2 is not signed .* Nothing was published"):
         pull(store, "front", target, verify_key=public)
-    assert _tree(target) == before
+    assert tree(target) == before
 
 
 def test_build_publishes_to_a_store(

@@ -28,3 +28,8 @@ def outcome(front: bytes, weights: bytes) -> Unverified:
         config = Config(name, "python", 1, [], [], [], Serving(), dynamic_batching=False)
         entries.append(RepositoryEntry(name, config, files))
     return Unverified(tuple(entries), replace(REPORT, files=file_hashes(entries)))
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Return the content of each file of `folder`, by its path."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 import uvloop
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from prometheus_client import CollectorRegistry
 
 from builder.common.errors import SpecError
@@ -26,6 +24,7 @@ from builder.serving.gateway.residency.resident_models import ResidentModels
 from tests.serving.gateway.asgi import ask
 from tests.serving.gateway.fake_control import make_models
 from tests.serving.gateway.on_demand import ONE, Case, until
+from tests.signing import write_keys
 
 
 def test_unloaded_models_are_listed_and_loaded_on_request(tmp_path: Path) -> None:
@@ -138,10 +137,7 @@ def test_memory_timeout_is_503_and_too_large_is_507(tmp_path: Path, monkeypatch:
 
 def test_verify_key_loads_signed_models_only(tmp_path: Path) -> None:
     """It includes versions that are published while the gateway runs."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    private, public = tmp_path / "private.pem", tmp_path / "public.pem"
-    private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    public.write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    private, public = write_keys(tmp_path)
     repository = tmp_path / "model_repository"
     make_models(repository, "embeds-a", "embeds-b")
     for name in ("embeds-a", "embeds-b"):

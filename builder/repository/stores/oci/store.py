@@ -27,7 +27,7 @@ CHUNK = 1 << 16  # bytes of one read; a connection that breaks loses what it rea
 
 @dataclass(frozen=True)
 class OciStore:
-    """The repository at an address, which holds versions of one model."""
+    """Keeps versions of one model in the repository at an address."""
 
     client: RegistryClient
 

@@ -57,16 +57,3 @@ def any_port(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[int]:
 @pytest.fixture
 def any_store(any_port: int) -> VersionStore:
     return open_versions(f"oci://{HOST}:{any_port}/org/front")
-
-
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    """Return the repository that builds publish to."""
-    return tmp_path / "built" / "model_repository"
-
-
-@pytest.fixture
-def target(tmp_path: Path) -> Path:
-    """Return the repository that is served."""
-    (tmp_path / "served").mkdir()
-    return tmp_path / "served" / "model_repository"

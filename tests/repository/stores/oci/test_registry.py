@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 import requests
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from builder.cli import main
 from builder.common.errors import RepositoryError, SpecError
@@ -27,13 +25,10 @@ from builder.repository.stores.transfer import pull, push
 from tests.repository.stores.emulators import HOST
 from tests.repository.stores.faulty import Faulty
 from tests.repository.stores.oci.registries import INDEX, PASSWORD, USER, StandIn, docker_registry
-from tests.repository.stores.versions import publish_version
+from tests.repository.stores.versions import publish_version, tree
+from tests.signing import write_keys
 
 LARGE = bytes(range(256)) * 16384  # 4 MiB: more than one packet, and more than what is read at once
-
-
-def _tree(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 def test_pull_from_a_registry_yields_the_pushed_files(any_store: VersionStore, repository: Path, target: Path) -> None:
@@ -41,7 +36,7 @@ def test_pull_from_a_registry_yields_the_pushed_files(any_store: VersionStore, r
     pushed = push(repository, "front", any_store)
     assert pushed.sent > len(LARGE)
     pulled = pull(any_store, "front", target)
-    assert _tree(target) == _tree(repository)
+    assert tree(target) == tree(repository)
     assert pulled.manifest == pushed.manifest
     assert pulled.manifest.source == "org/name"
     assert [path.name for path in target.parent.iterdir()] == ["model_repository"], "nothing is left beside it"
@@ -92,7 +87,7 @@ def test_pull_begins_again_where_a_registry_ignores_ranges(registry: StandIn, re
     with Faulty(registry.port, after=1 << 20, cuts=2) as proxy:
         pull(open_versions(f"oci://{proxy.url.removeprefix('http://')}/org/front"), "front", target)
     assert proxy.cut == 2
-    assert _tree(target) == _tree(repository)
+    assert tree(target) == tree(repository)
 
 
 def test_manifest_is_a_modelpack_artefact(registry: StandIn, store: VersionStore, repository: Path) -> None:
@@ -112,10 +107,7 @@ def test_manifest_is_a_modelpack_artefact(registry: StandIn, store: VersionStore
 def test_signature_stays_valid_after_a_pull_from_a_registry(
     store: VersionStore, repository: Path, target: Path, tmp_path: Path
 ) -> None:
-    key = ec.generate_private_key(ec.SECP256R1())
-    private, public = tmp_path / "private.pem", tmp_path / "public.pem"
-    private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    public.write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    private, public = write_keys(tmp_path)
     publish_version(repository, b"one", LARGE)
     sign(repository, Signer(private))
     push(repository, "front", store)
@@ -133,7 +125,7 @@ def test_pull_goes_on_where_a_connection_was_cut(any_port: int, repository: Path
     with Faulty(any_port, after=1 << 19, cuts=6) as proxy:
         pull(open_versions(f"oci://{proxy.url.removeprefix('http://')}/org/front"), "front", target)
     assert proxy.cut == 6, "a download from the beginning gets no further each time"
-    assert _tree(target) == _tree(repository)
+    assert tree(target) == tree(repository)
 
 
 def test_push_repeats_what_a_busy_registry_refused(registry: StandIn, store: VersionStore, repository: Path) -> None:
@@ -231,7 +223,7 @@ def test_registry_gets_the_token_for_the_credentials_of_docker(
     _login(docker_config, f"{HOST}:{registry.port}")
     push(repository, "front", open_versions(url))
     pull(open_versions(url), "front", target)
-    assert _tree(target) == _tree(repository)
+    assert tree(target) == tree(repository)
 
 
 def test_registry_gets_the_credentials_of_a_helper_program(
@@ -261,7 +253,7 @@ def test_docker_registry_with_passwords_takes_those_of_docker(
         _login(docker_config, f"{HOST}:{port}")
         push(repository, "front", store)
         pull(store, "front", target)
-    assert _tree(target) == _tree(repository)
+    assert tree(target) == tree(repository)
 
 
 def test_unreadable_docker_settings_are_named(registry: StandIn, url: str, docker_config: Path) -> None:
