@@ -220,10 +220,10 @@ def _report(before: Path, number: int, serving: bytes, settings: Settings, reaso
     if memory is not None and "bias" in memory:
         old, new = (largest_call(one["serving.prefill_tokens"], one["slots"]) for one in both)
         memory = {**memory, "bias": memory["bias"] // old * new}
-    if memory is not None and "call" in memory:
+    if memory is not None and "activations" in memory:
         length = load_encoder(before).max_length
         old, new = (encoder_call(one["serving.token_budget"], length) for one in both)
-        memory = {**memory, "call": memory["call"] * new // old}
+        memory = {**memory, "activations": memory["activations"] * new // old}
     changes = ", ".join(f"{key} {value}" for key, value in settings.items())
     return replace(
         report,

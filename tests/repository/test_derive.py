@@ -28,7 +28,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setattr(module, "check", lambda staged, digests=None: [])
     entry = replace(_entry(name="front"), name="front")
     entry = replace(entry, files={**entry.files, "1/model.onnx": b"weights"})
-    report = replace(REPORT, files=file_hashes((entry,)), memory={"weights": 7, "call": 1000})
+    report = replace(REPORT, files=file_hashes((entry,)), memory={"weights": 7, "activations": 1000})
     publish(tmp_path / "model_repository", Unverified((entry,), report))
     return tmp_path / "model_repository"
 
@@ -71,7 +71,7 @@ def test_memory_of_the_largest_call_follows_the_token_budget_down_to_one_text(re
     for changed, tokens in ((2 * budget, 2 * budget), (length // 2, length)):
         publish_settings(repository, "front", {"serving.token_budget": changed}, "it was measured")
         memory = read_report(repository, "front").memory
-        assert memory == {"weights": 7, "call": 1000 * tokens // budget}
+        assert memory == {"weights": 7, "activations": 1000 * tokens // budget}
 
 
 def test_derive_applies_a_second_change_to_the_first(repository: Path) -> None:

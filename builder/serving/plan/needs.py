@@ -95,7 +95,7 @@ def published(repository: Path, name: str) -> ModelNeeds:
     )
     if isinstance(serving, EncoderServing):
         tokens = encoder_call(serving.batching.token_budget, serving.max_length)
-        return replace(needs, call_token=-(-(report.memory or {}).get("call", 0) // tokens))
+        return replace(needs, call_token=-(-(report.memory or {}).get("activations", 0) // tokens))
     arena, source = serving.arena, serving.source
     bias = (report.memory or {}).get("bias", 0)
     return replace(

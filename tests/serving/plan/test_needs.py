@@ -58,7 +58,7 @@ def test_needs_of_a_published_model_include_its_latencies(repository: Path, chec
     assert encoder.kind == "encoder"
     assert encoder.latency is not None
     assert encoder.weights > 0
-    call = (read_report(repository, "topics").memory or {})["call"]
+    call = (read_report(repository, "topics").memory or {})["activations"]
     serving = load_encoder(next((repository / "topics").glob("[0-9]*")))
     assert call == encoder.call_bytes(serving.batching.token_budget)
     decoder = published(repository, "writes")

@@ -234,7 +234,7 @@ class Encoder:
         """Return the bytes of an instance that serves `graph`: its weights, and its largest call."""
         batching, length = bucketed(evaluator.serving, graph).batching, self.checkpoint.max_length
         token = measured_token_bytes(evaluator.opened(graph), graph.inputs, evaluator.rows, batching, length)
-        return {"weights": graph.size, "call": token * encoder_call(batching.token_budget, length)}
+        return {"weights": graph.size, "activations": token * encoder_call(batching.token_budget, length)}
 
     def _with_front(self, exact: VerifiedEncoder) -> VerifiedEncoder:
         """Return `exact` with the front of this specification, if an earlier one's verified the graph."""
