@@ -102,8 +102,15 @@ def test_refuse_other_rejects_figures_of_another_workload(tmp_path: Path) -> Non
         refuse_other(path, work="long")
 
 
+def test_refuse_other_rejects_figures_that_do_not_name_a_circumstance(tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    write_figures(path, {"cpu": "Xeon"})
+    with pytest.raises(SystemExit, match="figures of instructions None"):
+        refuse_other(path, cpu="Xeon", instructions=["amx_int8"])
+
+
 def test_circumstances_have_date_machine_and_versions() -> None:
-    assert set(circumstances()) == {"date", "cores", "cpu", "versions"}
+    assert set(circumstances()) == {"date", "cores", "cpu", "instructions", "versions"}
 
 
 class Words:

@@ -12,11 +12,16 @@ from builder.repository.report.record import package_versions
 
 
 def circumstances() -> dict[str, Any]:
-    """Return the day, the cores that may be used, the processor's name, and the versions of this project's packages."""
+    """Return the day, the usable cores, the processor's name and instruction sets, and this project's packages.
+
+    Virtual machines give processors with and without AMX the same name.
+    """
+    processor = cpu()
     return {
         "date": date.today().isoformat(),
         "cores": available_cores(),
-        "cpu": cpu()["model"],
+        "cpu": processor["model"],
+        "instructions": processor["flags"],
         "versions": package_versions(),
     }
 
@@ -31,13 +36,23 @@ def write_figures(path: Path, figures: dict[str, Any]) -> None:
 
 
 def refuse_other(path: Path | None, **facts: Any) -> None:
-    """Raise SystemExit if the figures in `path` were measured on something else: they do not belong in one table."""
-    known = json.loads(path.read_text("utf-8")) if path is not None and path.exists() else {}
+    """Raise SystemExit if the figures in `path` were measured on something else, or on something that it does not name.
+
+    They do not belong in one table.
+    """
+    if path is None or not path.exists():
+        return
+    known = json.loads(path.read_text("utf-8"))
     for name, wanted in facts.items():
-        if known.get(name, wanted) != wanted:
+        if known.get(name) != wanted:
             raise SystemExit(
-                f"{path} has figures of {name} {known[name]!r}, and these are of {wanted!r}: name another file"
+                f"{path} has figures of {name} {known.get(name)!r}, and these are of {wanted!r}: name another file"
             )
+
+
+def refuse_other_machine(path: Path | None, machine: dict[str, Any]) -> None:
+    """Raise SystemExit if the figures in `path` were measured on another machine or with other packages."""
+    refuse_other(path, **{name: machine[name] for name in ("cpu", "cores", "instructions", "versions")})
 
 
 def _merged(known: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:

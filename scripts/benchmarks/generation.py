@@ -29,7 +29,7 @@ from builder.checkpoints.libraries import quiet_libraries
 from builder.common.machine import available_cores
 from builder.serving.server.triton import TritonServer, running
 from scripts.benchmarks import peers
-from scripts.benchmarks.circumstances import circumstances, refuse_other, write_figures
+from scripts.benchmarks.circumstances import circumstances, refuse_other, refuse_other_machine, write_figures
 from scripts.benchmarks.decode_limits import cached_layers, decode_limit
 from scripts.benchmarks.generation_builds import built, own_side
 from scripts.benchmarks.generation_work import WORKS, Cell, WorkItem, make_cells
@@ -76,7 +76,7 @@ def main() -> None:
     machine = circumstances()
     refuse_other(options.output, work=work_name)
     if options.contexts:
-        refuse_other(options.output, cpu=machine["cpu"], cores=machine["cores"], versions=machine["versions"])
+        refuse_other_machine(options.output, machine)
     console = Console(width=130)
     others = peers.chosen(PEERS, options.peers)
     used = {title: peers.PACKAGES[peer] for title, peer, _ in others}

@@ -31,7 +31,7 @@ from builder.checkpoints.libraries import quiet_libraries
 from builder.common.errors import BuilderError
 from builder.options import make_spec
 from scripts.benchmarks import peers
-from scripts.benchmarks.circumstances import circumstances, refuse_other
+from scripts.benchmarks.circumstances import circumstances, refuse_other_machine
 from scripts.benchmarks.embedding_servers import Door, closed_loop
 from scripts.benchmarks.machine_limits import machine_limits
 from scripts.benchmarks.retrieval_models import RETRIEVAL_MODELS, RetrievalModel
@@ -89,7 +89,7 @@ def main() -> None:
     options = parser.parse_args()
     console = Console(width=140)
     machine = circumstances()
-    refuse_other(options.output, cpu=machine["cpu"], cores=machine["cores"], versions=machine["versions"])
+    refuse_other_machine(options.output, machine)
     figures: dict[str, Any] = {**machine, "limits": machine_limits()}
     figures["peers"] = {name: peers.PACKAGES[side.environment] for name, side in PEERS.items()}
     console.print(f"{figures['cores']} cores, {figures['cpu']}, limits {figures['limits']}", highlight=False)
