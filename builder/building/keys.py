@@ -128,14 +128,14 @@ def key_of(facts: Mapping[str, Any]) -> str:
 
 
 def own_files(samples: Path | None, graph: Path | None) -> dict[str, Any]:
-    """Return the digests of the user's own samples and graph. Raises SpecError."""
-    digest = None
+    """Return the digests of the user's own samples and of the files of the graph. Raises SpecError."""
+    digests: dict[str, str] = {}
     try:
         if graph is not None:
-            from builder.building.own_graph import graph_files  # loads onnx
+            from builder.building.own_graph import graph_digests  # loads onnx
 
-            digest = digest_of(graph_files(graph))
-        return {"samples": samples_file(samples), "graph": digest}
+            digests = graph_digests(graph)
+        return {"samples": samples_file(samples), "graph": digests}
     except OSError as error:
         raise SpecError(f"{error.filename} cannot be read ({error.strerror})") from error
 

@@ -6,14 +6,16 @@ The graph exported from the checkpoint is the contract of the front. Its answers
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, MutableSequence, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto
+from onnx import GraphProto, TensorProto, ValueInfoProto
 
 from builder.building.graph_folders import graph_file
 from builder.common.errors import SpecError
+from builder.common.hashing import digest_of
 from builder.graphs.onnx.graph import Graph, load_whole, nodes_of, save_graph
 
 AITUNE = ("input_", "output_")  # prefixes of AITune's names for what a module takes and gives
@@ -22,7 +24,8 @@ AITUNE = ("input_", "output_")  # prefixes of AITune's names for what a module t
 def graph_files(path: Path) -> list[Path]:
     """Return the file of `--graph` and those of its weights. Raises SpecError."""
     file = graph_file(path)
-    locations = sorted(set(_locations(_read(file).graph)))
+    stat = file.stat()
+    locations = _locations(file, (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino))
     for location in locations:
         inside = not Path(location).is_absolute() and ".." not in Path(location).parts
         if not inside or not (file.parent / location).is_file():
@@ -33,16 +36,30 @@ def graph_files(path: Path) -> list[Path]:
     return [file, *(file.parent / location for location in locations)]
 
 
-def _read(file: Path) -> ModelProto:
-    """Read a graph without its weights. Raises SpecError."""
+def graph_digests(path: Path) -> dict[str, str]:
+    """Return the SHA-256 of the file of `--graph`, then of those of its weights, by name.
+
+    Raises SpecError and OSError.
+    """
+    files = graph_files(path)
+    return {str(file.relative_to(files[0].parent)): digest_of([file]) for file in files}
+
+
+@lru_cache
+def _locations(file: Path, state: tuple[int, ...]) -> tuple[str, ...]:
+    """Return the names of the files of weights; several keys need them, of which each would read the whole graph.
+
+    `state`: size, times and inode of `file`, so that a changed one is read again. Raises SpecError.
+    """
     try:
-        return onnx.load(str(file), load_external_data=False)
+        graph = onnx.load(str(file), load_external_data=False).graph
     except (OSError, DecodeError, ValueError) as error:
         raise SpecError(f"--graph {file} cannot be read as ONNX: {error}") from error
+    return tuple(sorted(set(_external(graph))))
 
 
-def _locations(graph: GraphProto) -> Iterator[str]:
-    """Yield the names of the files that have tensors of `graph`."""
+def _external(graph: GraphProto) -> Iterator[str]:
+    """Yield the name of the file of each tensor of `graph` that is in one."""
     attributes = [attribute for node in nodes_of(graph) for attribute in node.attribute]
     tensors = [
         *graph.initializer,

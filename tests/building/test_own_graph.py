@@ -15,6 +15,7 @@ from builder.building.keys import own_files
 from builder.building.own_graph import graph_files, own_graph
 from builder.checkpoints.resolve import resolve
 from builder.common.errors import SpecError, VerificationError
+from builder.common.hashing import sha256_of
 from builder.engines import infer_with
 from builder.graphs.export.encoder import export
 from builder.graphs.onnx.graph import Graph, load_whole, read_graph
@@ -148,6 +149,23 @@ def test_graph_files_cover_weights_of_any_name(tmp_path: Path) -> None:
     assert own_files(None, path) != before
 
 
+def test_own_files_read_a_graph_once_until_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: each key of a build parsed the whole graph again."""
+    path, load, loads = with_weights_in("weights", tmp_path), onnx.load, list[str]()
+
+    def counted(file: str, load_external_data: bool) -> ModelProto:
+        loads.append(file)
+        return load(file, load_external_data=load_external_data)
+
+    monkeypatch.setattr(onnx, "load", counted)
+    files = own_files(None, path)
+    assert own_files(None, path) == files
+    assert list(files["graph"]) == ["model.onnx", "weights"]
+    assert len(loads) == 1
+    saved(classifier(), path)
+    assert list(own_files(None, path)["graph"]) == ["model.onnx"]
+
+
 def test_own_graph_reads_weights_that_have_several_names(task: Graph, tmp_path: Path) -> None:
     path = with_weights_in("weights", tmp_path)
     os.link(tmp_path / "weights", tmp_path / "kept")
@@ -202,6 +220,7 @@ def test_build_serves_the_graph_of_another_tool(
     model = write(saved(tuned, tmp_path / "tuned.onnx"), tmp_path / "theirs", "encoder")
     report = verified.build(spec_of(verified, model, tmp_path))
     assert report.chosen == "as given"
+    assert report.graph_files == {"model.onnx": sha256_of(tmp_path / "tuned.onnx")}
     published = read_graph(tmp_path / "repository" / "tuned" / "1" / "model.onnx")
     assert published.inputs == ("input_ids", "attention_mask", "token_type_ids")
     assert published.outputs == ("logits",)

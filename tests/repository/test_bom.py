@@ -66,6 +66,16 @@ def test_bom_names_files_checkpoint_and_library_versions() -> None:
     assert (dataset["name"], "d" * 64 in dataset["description"]) == ("mine.jsonl", True)
 
 
+def test_bom_has_the_digests_of_an_adopted_graph() -> None:
+    """Regression: nothing recorded which graph was adopted."""
+    digests = {"model.onnx": "d" * 64, "weights": "e" * 64}
+    document = _valid(bom(replace(REPORT, graph_files=digests)))
+    graph = document["components"][1]
+    assert graph["name"] == "model.onnx"
+    assert {file["name"]: file["hashes"][0]["content"] for file in graph["components"]} == digests
+    assert graph["bom-ref"] in document["dependencies"][0]["dependsOn"]
+
+
 @pytest.mark.parametrize(
     ("licence", "expected"),
     [

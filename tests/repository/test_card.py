@@ -72,6 +72,11 @@ def test_card_says_what_was_measured() -> None:
         assert line in card.splitlines()
 
 
+def test_card_has_the_digest_of_an_adopted_graph() -> None:
+    card = model_card(replace(BUILT, graph_files={"model.onnx": "d" * 64}), [], signed=False)
+    assert f"| adopted model.onnx, SHA-256 | {'d' * 64} |" in card.splitlines()
+
+
 def test_card_of_an_unmeasured_model_leaves_its_sections_out() -> None:
     """A model that is not verified, such as one of vLLM, has no quality and no times."""
     bare = replace(reports.REPORT, variants=(MeasuredVariant("the checkpoint", 1, {}),), samples=0)

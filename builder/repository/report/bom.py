@@ -27,7 +27,7 @@ Component = dict[str, Any]
 
 def bom(report: BuildReport) -> str:
     """Return the bill of materials of the model that `report` describes."""
-    libraries, checkpoints = list(_libraries(report)), [_checkpoint(report)]
+    libraries, checkpoints = list(_libraries(report)), [_checkpoint(report), *_graph(report)]
     if report.draft is not None:
         draft = replace(report, checkpoint=report.draft["checkpoint"])
         checkpoints.append({**_checkpoint(draft), "bom-ref": f"{CHECKPOINT} of the draft"})
@@ -91,6 +91,21 @@ def _checkpoint(report: BuildReport) -> Component:
         bases = [{"type": "machine-learning-model", "name": name} for name in about["base_model"]]
         component["pedigree"] = {"ancestors": bases}
     return component
+
+
+def _graph(report: BuildReport) -> Iterator[Component]:
+    """Yield the graph that the user gave, with its files of weights."""
+    if report.graph_files:
+        yield {
+            "type": "machine-learning-model",
+            "bom-ref": "graph",
+            "name": next(iter(report.graph_files)),
+            "description": "graph of --graph, adopted in the place of an export of the checkpoint",
+            "components": [
+                {"type": "file", "name": name, "hashes": [_sha256(digest)]}
+                for name, digest in report.graph_files.items()
+            ],
+        }
 
 
 def _architecture(report: BuildReport) -> dict[str, str]:

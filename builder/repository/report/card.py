@@ -134,6 +134,7 @@ def _provenance(report: BuildReport, signed: bool) -> str:
     rows = [
         ("packages", ", ".join(f"{name} {number}" for name, number in report.versions.items())),
         *([("weights, SHA-256", weights)] if weights else []),
+        *((f"adopted {name}, SHA-256", digest) for name, digest in report.graph_files.items()),
         ("build key", report.build_key or "none"),
         ("files", f"{sum(map(len, report.files.values()))}, with SHA-256 in build.json"),
         ("signature", "model.sig, which `build-repo verify` checks" if signed else "none"),

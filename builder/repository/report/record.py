@@ -160,6 +160,8 @@ class BuildReport:
     """True if the answers were compared with PyTorch's and are right."""
     samples_file: dict[str, str] | None = None
     """Name and SHA-256 of the user's own samples; None if the builder's were used."""
+    graph_files: dict[str, str] = field(default_factory=dict)
+    """SHA-256 of each file of the user's own graph, by name, the graph first; empty if the checkpoint was exported."""
     version: int = 1
     """Version of the model in its repository."""
     build_key: str | None = None

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from builder.building.families import MAPPED, UNTIMED, built_from, code_not_run
+from builder.building.keys import own_files
 from builder.building.variants.encoder import ROUNDING
 from builder.building.variants.evaluator import Evaluator
 from builder.building.variants.selection import Selection
@@ -144,6 +145,7 @@ def report_of(
         engine=chosen.graph.engine,
         tuned_for=tuple(flag for flag in selection.chosen.option.fast_with if flag in cpu()["flags"]),
         files=file_hashes(entries),
+        graph_files=own_files(None, spec.graph)["graph"],
     )
 
 
