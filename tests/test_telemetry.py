@@ -109,6 +109,6 @@ def test_build_and_served_model_send_nothing(tmp_path: Path) -> None:
 
 def test_containers_disable_telemetry() -> None:
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
-    for name in ("triton", "triton-gpu", "triton-vllm"):
+    for name in ("triton", "triton-gpu", "triton-vllm", "triton-trtllm"):
         assert OFF.items() <= services[name]["environment"].items()
     assert services["grafana"]["environment"]["GF_ANALYTICS_REPORTING_ENABLED"] == "false"

@@ -28,7 +28,7 @@ class EngineFacts:
     extra: the extra of the project that brings the package; None if the project itself does.
     compiles_where_served: the model's file is compiled later, on the GPU that serves it.
     runs_checkpoint: the engine runs a checkpoint as it is, so that nothing is exported.
-    container: the end of the tag of the image of Triton's that has the engine, where it is not the usual one.
+    container: the end of the tag of the image of Triton's that has the engine.
     compute_capabilities: by precision, or for `any`, the least that it needs of a GPU, and the source.
 
     As Triton's core knows it, in src/model_config_utils.cc:
@@ -50,7 +50,7 @@ class EngineFacts:
     extra: str | None = None
     compiles_where_served: bool = False
     runs_checkpoint: bool = False
-    container: str | None = None
+    container: str = "py3"
     compute_capabilities: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     platforms: tuple[str, ...] = ()
     detection_order: int | None = None

@@ -177,6 +177,7 @@ class CheckpointEngine(Engine, ABC):
     inputs: ClassVar[Sequence[Field]]
     outputs: ClassVar[Sequence[Field]]
     share: ClassVar[str | None] = None  # the argument with the share of each card's memory that it takes
+    request: ClassVar[Mapping[str, Any]]  # the shortest, as JSON of Triton's generate endpoint
 
     @property
     def section(self) -> str:

@@ -1,7 +1,8 @@
 """Cards of a replica: whether the models that share one fit into its memory together.
 
 A build knows its own model only: --gpu sizes a decoder's cache for a whole card, and vLLM gives each model the first
-cards and a share of their memory (gpu_memory_utilization), whatever else is there.
+cards and a share of their memory (gpu_memory_utilization), whatever else is there. TensorRT-LLM takes a share of what
+its weights leave free, so that a second model finds little.
 """
 
 from __future__ import annotations
@@ -25,6 +26,11 @@ def refuse_crowded_cards(deployment: Deployment) -> None:
         if len(on_it) < 2:
             continue
         names, share = " and ".join(model.name for model in on_it), sum(model.gpu_share for model in on_it)
+        if deployment.runs_checkpoints and not share:
+            raise SpecError(
+                f"{names} each take most of the memory that is free on card {number} when they start: deploy each by "
+                "itself (--model NAME)"
+            )
         if share > 1:
             raise SpecError(
                 f"{names} take {share * 100:.0f} % of the memory of card {number}: build them with a lower "

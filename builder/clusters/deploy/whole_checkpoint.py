@@ -10,7 +10,6 @@ import json
 from pathlib import Path
 
 from builder.clusters.deploy.deployment import DeployedModel, digest_of_model
-from builder.common.engines import ENGINES
 from builder.common.errors import SpecError
 from builder.engines import checkpoint_engine
 from builder.repository.config.arguments import MODELS_FOLDER
@@ -26,12 +25,9 @@ CHECKPOINT = "checkpoint"  # the folder of a version that has a copy of a local 
 def whole_checkpoint(folder: Path, report: BuildReport, version: Path) -> DeployedModel:
     """Return the model whose version is in the folder `version`.
 
-    Its plan has no memory if its weights were not there when it was built. Raises SpecError for an engine without a
-    container of its own, and for a checkpoint in a folder that the container does not have.
+    Its plan has no memory if its weights were not there when it was built. Raises SpecError for a checkpoint in a
+    folder that the container does not have.
     """
-    facts = ENGINES[report.engine]
-    if facts.container is None:
-        raise SpecError(f"{report.name}: {facts.title} runs in a container of its own, which is not deployed here")
     weights = report.served.size
     memory = weights + BESIDE_WEIGHTS if weights else 0
     line = PlanLine("memory", f"{megabytes(weights)} of weights + {megabytes(BESIDE_WEIGHTS)}", megabytes(memory))
@@ -50,13 +46,13 @@ def whole_checkpoint(folder: Path, report: BuildReport, version: Path) -> Deploy
         release=report.triton,
         target=report.target,
         generates=True,
-        request=json.dumps({"text_input": "a", "max_tokens": 1}),
+        request=json.dumps(engine.request),
         plan=ModelPlan(
             report.name, (line,), {}, memory, SHARED_MEMORY, gpu_memory=dict.fromkeys(range(published.cards), 0)
         ),
         digest=digest_of_model([report], [config_of(folder / report.name)]),
         card=report.gpu,
-        container=facts.container,
+        container=engine.facts.container,
         downloads=not here,
         gpu_share=published.share,
     )

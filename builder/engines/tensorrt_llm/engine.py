@@ -55,6 +55,7 @@ class TensorRtLlm(CheckpointEngine):
     dtypes: ClassVar = DTYPES
     inputs: ClassVar = INPUTS
     outputs: ClassVar = OUTPUTS
+    request: ClassVar = {"text_input": "a", "sampling_param_max_tokens": 1}
 
     def files(
         self, options: TensorRTLLM, whole: WholeCheckpoint, model: str, revision: str | None

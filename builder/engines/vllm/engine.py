@@ -45,6 +45,7 @@ class Vllm(CheckpointEngine):
     inputs: ClassVar = INPUTS
     outputs: ClassVar = OUTPUTS
     share: ClassVar = "gpu_memory_utilization"
+    request: ClassVar = {"text_input": "a", "max_tokens": 1}
 
     def files(self, options: VLLM, whole: WholeCheckpoint, model: str, revision: str | None) -> dict[str, bytes | Path]:
         """Return model.json. Raises SpecError for an argument that the vLLM of the release does not have."""

@@ -60,6 +60,11 @@ def test_vllm_models_that_overfill_the_first_cards_are_refused() -> None:
         check_deployment(engines(0.9, 0.9, cards=2))
 
 
+def test_models_that_take_a_share_of_free_memory_do_not_share_a_card() -> None:
+    with pytest.raises(SpecError, match=r"model0 and model1 each take most of .*free on card 0.*--model NAME"):
+        check_deployment(engines(0, 0))
+
+
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_decoder_checkpoint(tmp_path_factory.mktemp("cards") / "writer", "llama")

@@ -55,7 +55,7 @@ def test_pod_runs_the_gateway_as_compose_does() -> None:
 def test_vllm_may_load_what_it_compiles_in_tmp() -> None:
     """Regression: Docker mounts a tmpfs with noexec, and vLLM's compiler loads its libraries from /tmp."""
     mounts = {name: service.get("tmpfs") for name, service in SERVICES.items()}
-    assert mounts["triton-vllm"] == ["/tmp:exec"]
+    assert mounts["triton-vllm"] == mounts["triton-trtllm"] == ["/tmp:exec"]
     assert mounts["triton"] == mounts["triton-gpu"] == ["/tmp"], "nothing else runs what it wrote"
 
 

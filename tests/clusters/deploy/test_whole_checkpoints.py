@@ -1,7 +1,8 @@
-"""Deployments of models that vLLM runs: image, arguments, resources and what they may reach."""
+"""Deployments of models whose engine runs a checkpoint as it is: image, arguments, resources, what they may reach."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from tests.clusters.deploy.test_targets import VERSIONS, documents
 from tests.decoders import make_decoder_checkpoint
 
 ROOT = Path(__file__).parents[3]
+SERVICES = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +79,7 @@ def test_vllm_pod_starts_triton_of_the_vllm_image_as_compose_does(deployment: De
     spec = pod(deployment)
     assert violations(spec) == []
     triton = _triton(spec)
-    service = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]["triton-vllm"]
+    service = SERVICES["triton-vllm"]
     assert triton["args"] == service["command"][4:], "without what its backend or its image does not have"
     assert triton["resources"]["limits"]["nvidia.com/gpu"] == 2
     assert triton["resources"]["requests"]["memory"] == SERVER + deployment.models[0].plan.memory
@@ -124,11 +126,21 @@ def test_vllm_models_are_deployed_by_themselves_without_scaling(deployment: Depl
         check_deployment(replace(deployment, scaling=ALL.scaling))
 
 
-def test_engine_without_a_deployed_container_is_refused(repository: Path, tmp_path: Path) -> None:
-    checkpoint = repository.parent / "writer"
-    build(make_spec(model=str(checkpoint), output=tmp_path / "r", engine="tensorrt-llm"))
-    with pytest.raises(SpecError, match="writer: TensorRT-LLM runs in a container of its own, which is not deployed"):
-        read_deployed_models(str(tmp_path / "r"))
+def test_tensorrt_llm_model_is_deployed_from_the_image_that_has_it(repository: Path, tmp_path: Path) -> None:
+    """Regression: deploy refused every model of TensorRT-LLM."""
+    parallel = {"tensor_parallel_size": 2}
+    checkpoint = str(repository.parent / "writer")
+    build(make_spec(model=checkpoint, output=tmp_path / "r", engine="tensorrt-llm", tensorrt_llm=parallel))
+    (model,) = read_deployed_models(str(tmp_path / "r"))
+    inputs = (tmp_path / "r" / "writer" / "config.pbtxt").read_text("utf-8")
+    assert all(f'name: "{name}"' in inputs for name in json.loads(model.request)), "it would refuse the probe"
+    deployment = check_deployment(replace(STORED, models=(model,), size=as_built([model], 8)))
+    service = SERVICES["triton-trtllm"]
+    image = f"nvcr.io/nvidia/tritonserver:{deployment.release}-trtllm-python-py3"
+    assert f"\nFROM {image}\n" in containerfile(deployment)
+    assert service["image"].replace("${TRITON_RELEASE:-26.08}", deployment.release) == image
+    triton = _triton(pod(deployment))
+    assert (triton["args"], triton["resources"]["limits"]["nvidia.com/gpu"]) == (service["command"][4:], 2)
 
 
 def test_deploy_writes_a_vllm_repository(repository: Path, tmp_path: Path) -> None:
