@@ -221,17 +221,17 @@ def _train_language(folder: Path) -> list[Sample]:
     text = " ".join(re.sub(r"\s+", " ", topic) for _, topic in sorted(pydoc_data.topics.topics.items()))
     ids = torch.tensor(tokenizer(text[:400_000])["input_ids"])
     torch.manual_seed(0)
-    config = AutoConfig.for_model("gpt2", vocab_size=600, n_positions=256, n_embd=128, n_layer=3, n_head=4)
+    config = AutoConfig.for_model("gpt2", vocab_size=600, n_positions=256, n_embd=64, n_layer=2, n_head=2)
     config.attn_pdrop = config.embd_pdrop = config.resid_pdrop = 0.0
     model = transformers.AutoModelForCausalLM.from_config(config)
 
-    def batches(size: int = 16, length: int = 96) -> Iterator[dict[str, Any]]:
+    def batches(size: int = 8, length: int = 64) -> Iterator[dict[str, Any]]:
         generator = torch.Generator().manual_seed(1)
         while True:
             starts = torch.randint(0, len(ids) - length, (size,), generator=generator)
             rows = torch.stack([ids[start : start + length] for start in starts])
             yield {"input_ids": rows, "labels": rows}
 
-    fit(model, batches(), steps=400, rate=3e-3)
+    fit(model, batches(), steps=250, rate=8e-3)
     model.save_pretrained(folder)
     return [{"text_input": text[400_000 + 400 * n : 400_000 + 400 * n + 300]} for n in range(24)]

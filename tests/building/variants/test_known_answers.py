@@ -93,16 +93,18 @@ def test_language_model_keeps_its_perplexity(tmp_path: Path) -> None:
     model, samples = language_model()
     limits = {"quality": 0.8, "perplexity": 1.2}
     spec = make_spec(model=str(model), task="text-generation", samples=samples, output=tmp_path / "r", **limits)
-    once, perplexity = VerifiedOnce(spec, tmp_path), {}
-    for precision in ("int8", "int4-weights"):
+    once, quality = VerifiedOnce(spec, tmp_path), {}
+    for precision, limit in (("int8", 1.02), ("int4-weights", 1.2)):
         base, exact, rounded = once.build(spec.model_copy(update={"precision": precision})).variants
         assert base.perplexity is not None
         assert base.perplexity < 60, "it learned something: 600 tokens are possible"
-        assert exact.perplexity == pytest.approx(base.perplexity, rel=1e-4)
+        assert exact.perplexity == pytest.approx(base.perplexity, rel=1e-5)
         assert rounded.perplexity is not None
-        perplexity[precision] = rounded.perplexity / base.perplexity
-    assert perplexity["int8"] <= 1.02
-    assert perplexity["int8"] < perplexity["int4-weights"] <= 1.2
+        assert rounded.perplexity != pytest.approx(base.perplexity, rel=1e-5), "it is not fp32 under another name"
+        assert rounded.perplexity <= limit * base.perplexity
+        assert rounded.quality is not None
+        quality[precision] = rounded.quality
+    assert quality["int4-weights"] < quality["int8"] < 1, "perplexities of rounded variants are too close to order"
 
 
 def test_samples_that_do_not_fit_are_named_by_line(tmp_path: Path) -> None:
