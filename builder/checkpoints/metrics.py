@@ -7,6 +7,7 @@ that of SQuAD 2.0 (1 if both are empty, else 0). Spearman: SciPy. chrF: sacreble
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -171,11 +172,39 @@ def list_agreement(expected: Sequence[Sequence[float]], actual: Sequence[Sequenc
     return {f"recall@{TOP}": float(np.mean(shares))} if shares else {}
 
 
-def score_texts(expected: Sequence[str], predicted: Sequence[str]) -> Scores:
-    """Score texts against their references."""
+@dataclass(frozen=True)
+class TextCounts:
+    """What one text counts as in the measures of many: matching n-grams for chrF, its ROUGE-L and its exact match."""
+
+    ngrams: Sequence[int]
+    rouge: float
+    exact: float
+
+
+def count_text(expected: Sequence[str], predicted: str) -> TextCounts:
+    """Compare a text with its references, of which the nearest counts."""
     from sacrebleu.metrics.chrf import CHRF
     from torchmetrics.functional.text import rouge_score
 
-    rouge = rouge_score(list(predicted), list(expected), rouge_keys="rougeL")
-    chrf = CHRF().corpus_score(list(predicted), [list(expected)]).score
-    return {"chrF": float(chrf) / 100, "ROUGE-L": float(rouge["rougeL_fmeasure"])}
+    rouge = rouge_score(predicted, list(expected), rouge_keys="rougeL")
+    (ngrams,) = CHRF()._extract_corpus_statistics([predicted], [[text] for text in expected])
+    return TextCounts(ngrams, float(rouge["rougeL_fmeasure"]), score_questions([expected], [predicted])["exact match"])
+
+
+def score_counts(counts: Sequence[TextCounts]) -> Scores:
+    """Score texts by their counts: chrF is of the corpus, as sacrebleu's `corpus_score` and its bootstrap compute it.
+
+    Exact match is that of `score_questions`.
+    """
+    from sacrebleu.metrics.chrf import CHRF
+
+    return {
+        "chrF": float(CHRF()._aggregate_and_compute([list(text.ngrams) for text in counts]).score) / 100,
+        "ROUGE-L": float(np.mean([text.rouge for text in counts])),
+        "exact match": float(np.mean([text.exact for text in counts])),
+    }
+
+
+def score_texts(expected: Sequence[str], predicted: Sequence[str]) -> Scores:
+    """Score texts against a reference each."""
+    return score_counts([count_text([text], answer) for text, answer in zip(expected, predicted, strict=True)])

@@ -50,11 +50,14 @@ def run(options: argparse.Namespace) -> int:
         with screen.status("loading the checkpoint"):
             from builder.checkpoints.labelled import evaluation_of  # imports torch
             from builder.checkpoints.libraries import quiet_libraries
-            from builder.serving.evaluate.checkpoint import checkpoint_of
+            from builder.runtime.contract import GenerationServing
+            from builder.serving.evaluate.checkpoint import checkpoint_of, serving_of
 
+            serving = serving_of(options.repository, report)
+            settings = serving if isinstance(serving, GenerationServing) else None
             with quiet_libraries():
-                checkpoint = checkpoint_of(options.repository, report, options.checkpoint)
-                evaluation = evaluation_of(checkpoint, parts, options.limit)
+                checkpoint = checkpoint_of(report, serving, options.checkpoint)
+                evaluation = evaluation_of(checkpoint, parts, options.limit, settings)
         labelled = evaluation.data
         screen.print(f"{labelled.kind}: {labelled.count}")
         if labelled.note:

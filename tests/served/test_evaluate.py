@@ -24,7 +24,7 @@ from builder.serving.server.triton import TritonServer, running
 from tests.models import join
 from tests.reports import REPORT
 
-NAMES = ("topics", "pooled", "ranks", "late", "hybrid", "searches", "names", "answers", "writes")
+NAMES = ("topics", "pooled", "ranks", "late", "hybrid", "searches", "names", "answers", "writes", "sums", "speaks")
 LONG = " ".join(TEXTS)
 LISTS = [{"query": TEXTS[i], "positive": MORE_TEXTS[i], "negatives": [*MORE_TEXTS[20:26], LONG]} for i in range(6)]
 DATA: Mapping[str, tuple[Sequence[Mapping[str, Any]], str]] = {
@@ -39,6 +39,7 @@ DATA: Mapping[str, tuple[Sequence[Mapping[str, Any]], str]] = {
         [{"question": TEXTS[i], "choices": list(TEXTS[i + 1 : i + 4]), "answer": i % 3} for i in range(6)],
         "accuracy",
     ),
+    **dict.fromkeys(("sums", "speaks"), ([{"text": text, "target": MORE_TEXTS[0]} for text in TEXTS[:6]], "chrF")),
     "answers": ([{"question": "Who?", "context": text, "answers": [text[:9]]} for text in TEXTS[9:19]], "F1"),
 }
 

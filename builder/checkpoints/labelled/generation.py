@@ -136,7 +136,7 @@ def prompts(checkpoint: Checkpoint, rows: Sequence[Row], keys: Sequence[str]) ->
     right = [texts_of(row[answer], answer) for row in rows]
 
     def items(answers: Sequence[Answer]) -> list[tuple[Sequence[str], str]]:
-        return [(texts, _text(one)) for texts, one in zip(right, answers, strict=True)]
+        return [(texts, written_text(one)) for texts, one in zip(right, answers, strict=True)]
 
     return LabelledData("prompts with answers", f"{len(rows)} prompts", samples, items, _score_answers)
 
@@ -153,7 +153,7 @@ def by_tokens(checkpoint: Checkpoint) -> Comparison:
 
 def by_texts(checkpoint: Checkpoint) -> Comparison:
     """Return PyTorch's greedy answers, and the share of equal ones."""
-    return Comparison(lambda sample: _greedy(checkpoint, sample), _same_text, "equal texts")
+    return Comparison(lambda sample: _greedy(checkpoint, sample), same_text, "equal texts")
 
 
 def _scored(tokens: Sequence[int]) -> Sample:
@@ -204,12 +204,12 @@ def _greedy(checkpoint: Checkpoint, sample: Sample) -> Answer:
     return {"text_output": [text[: min(ends)] if ends else text]}
 
 
-def _text(answer: Answer) -> str:
+def written_text(answer: Answer) -> str:
     return "".join(answer["text_output"]).strip()
 
 
-def _same_text(expected: Answer, actual: Answer) -> float:
-    return float(_text(expected) == _text(actual))
+def same_text(expected: Answer, actual: Answer) -> float:
+    return float(written_text(expected) == written_text(actual))
 
 
 def _longest(checkpoint: Checkpoint) -> int:

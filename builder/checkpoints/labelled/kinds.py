@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from builder.checkpoints.checkpoint import Checkpoint
-from builder.checkpoints.labelled import generation, rankings, texts
+from builder.checkpoints.labelled import encoder_decoders, generation, rankings, texts
+from builder.checkpoints.labelled.encoder_decoders import EncoderDecoder
 from builder.checkpoints.labelled.evaluation import Comparison, Evaluation, LabelledData, Row
 from builder.checkpoints.rankers import Ranker
-from builder.checkpoints.tasks.base import EncoderTask, encoder_task
+from builder.checkpoints.tasks.base import EncoderTask, Seq2SeqTask, encoder_task
 from builder.common.data_folders import CORPUS, QUERIES, ROWS
 from builder.common.errors import SpecError
+from builder.runtime.contract import GenerationServing
 
 RANKS = "ranks"  # instead of a key of labels: for tasks that rank
 WRITES = "writes"  # instead of a key of labels: for tasks that go on with a text
@@ -29,15 +31,15 @@ def by_task(checkpoint: Checkpoint) -> Comparison:
 class Kind:
     """Kind of rows. `keys`: the names that each value may have.
 
-    `label`: the task's own key of the labels, RANKS or WRITES. `build`: makes the data of a checkpoint, or of its
-    ranker, from rows and the names that they have. `compare`: makes what answers are compared with.
+    `label`: the task's own key of the labels, RANKS or WRITES. `build`: makes the data of a checkpoint, its ranker or
+    its encoder-decoder from rows and the names that they have. `compare`: makes what answers are compared with.
     """
 
     name: str
     keys: tuple[tuple[str, ...], ...]
     label: str
     build: Callable[[Any, Sequence[Row], Sequence[str]], LabelledData]
-    compare: Callable[[Checkpoint], Comparison] = by_task
+    compare: Callable[[Any], Comparison] = by_task
 
     def names_in(self, row: Row) -> list[str] | None:
         """Return the name of each value in `row`; None if it has another kind."""
@@ -50,6 +52,7 @@ class Kind:
 
 QUERY = ("query", "anchor", "question")
 PROMPT = ("question", "prompt", "query", "ctx")
+REFERENCE = ("target", "target_text", "references", "reference", "summary", "highlights", "answers", "answer")
 SCORE = ("score", "similarity", "similarity_score", "label")
 KINDS = (
     Kind("questions with answers", (("question",), ("context",), ("answers", "answer")), "answers", texts.questions),
@@ -79,14 +82,26 @@ KINDS = (
         generation.by_texts,
     ),
     Kind("texts", (TEXT,), WRITES, generation.scored_texts, generation.by_tokens),
+    Kind(
+        "texts with references",
+        ((*TEXT, "source", "document", "article", "dialogue", *PROMPT), REFERENCE),
+        "target_text",
+        encoder_decoders.references,
+        encoder_decoders.as_served,
+    ),
 )
 
 
-def evaluation_of(checkpoint: Checkpoint, parts: Mapping[str, Sequence[Row]], limit: int | None) -> Evaluation:
+def evaluation_of(
+    checkpoint: Checkpoint,
+    parts: Mapping[str, Sequence[Row]],
+    limit: int | None,
+    serving: GenerationServing | None = None,
+) -> Evaluation:
     """Return the evaluation of a checkpoint on labelled data, on its first `limit` rows or queries.
 
-    `parts`: the rows of a folder by part, or those of a file as `rows`. Raises SpecError for data that does not fit the
-    task.
+    `parts`: the rows of a folder by part, or those of a file as `rows`. `serving`: settings of an encoder-decoder.
+    Raises SpecError for data that does not fit the task.
     """
     ranker = _ranker(checkpoint)
     if CORPUS in parts and QUERIES in parts:
@@ -103,9 +118,9 @@ def evaluation_of(checkpoint: Checkpoint, parts: Mapping[str, Sequence[Row]], li
         missing = [name for name in names if name not in row]
         if missing:
             raise SpecError(f"row {number} has no {missing[0]}; the first row has {', '.join(names)}")
-    subject = ranker if kind.label == RANKS else checkpoint
+    model = checkpoint if serving is None or serving.source is None else EncoderDecoder(checkpoint, serving)
     try:
-        return Evaluation(kind.build(subject, rows, names), kind.compare(checkpoint))
+        return Evaluation(kind.build(ranker if kind.label == RANKS else model, rows, names), kind.compare(model))
     except (TypeError, ValueError, AttributeError, KeyError) as error:
         raise SpecError(f"the data is not {kind}: {error}") from error
 
@@ -122,7 +137,7 @@ def _find_kind(checkpoint: Checkpoint, row: Row) -> tuple[Kind, list[str]]:
 
 
 def _fitting(checkpoint: Checkpoint) -> list[Kind]:
-    if not isinstance(checkpoint.task, EncoderTask):
+    if not isinstance(checkpoint.task, EncoderTask | Seq2SeqTask):
         return [kind for kind in KINDS if kind.label == WRITES]
     labels, ranks = checkpoint.task.labels, _ranker(checkpoint) is not None
     return [kind for kind in KINDS if (ranks if kind.label == RANKS else kind.label in labels)]

@@ -7,25 +7,22 @@ from pathlib import Path
 
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.resolve import resolve
-from builder.checkpoints.tasks import find_task
-from builder.checkpoints.tasks.base import Seq2SeqTask
 from builder.checkpoints.tokenizer import truncating
-from builder.common.errors import CheckpointError, RepositoryError, SpecError
+from builder.common.errors import CheckpointError, RepositoryError
 from builder.options import make_spec
 from builder.repository.report.record import BuildReport
 from builder.runtime.contract import ContractError, EncoderServing, GenerationServing, load
 
 
-def checkpoint_of(repository: Path, report: BuildReport, folder: Path | None) -> Checkpoint:
+def checkpoint_of(report: BuildReport, serving: EncoderServing | GenerationServing, folder: Path | None) -> Checkpoint:
     """Return the checkpoint of a model; an encoder's tokenizer cuts texts where the served model does.
 
-    `folder`: where it is, if it is not on the Hub. Raises CheckpointError for another one than the model's own,
-    SpecError for a task that is not evaluated.
+    `folder`: where it is, if it is not on the Hub. Raises CheckpointError for another one than the model's own.
     """
-    if isinstance(find_task(report.task), Seq2SeqTask):
-        raise SpecError(f"{report.name} is for {report.task}; evaluate measures encoders and text-generation")
-    serving = _serving(repository / report.name / str(report.version))
-    longest = serving.max_length if isinstance(serving, EncoderServing) else serving.arena.length
+    if isinstance(serving, EncoderServing):
+        longest = serving.max_length
+    else:
+        longest = serving.arena.length if serving.source is None else serving.source.max_length
     source, revision = report.checkpoint["source"], report.checkpoint.get("revision")
     model = str(folder or source)
     if folder is None and revision is None and not Path(source).is_dir():
@@ -48,7 +45,9 @@ def checkpoint_of(repository: Path, report: BuildReport, folder: Path | None) ->
     return checkpoint
 
 
-def _serving(version: Path) -> EncoderServing | GenerationServing:
+def serving_of(repository: Path, report: BuildReport) -> EncoderServing | GenerationServing:
+    """Return the settings of the version that is served. Raises RepositoryError."""
+    version = repository / report.name / str(report.version)
     try:
         serving = load(version)
     except (ContractError, OSError) as error:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from sacrebleu.metrics.chrf import CHRF
+from torchmetrics.functional.text import rouge_score
 
 from builder.checkpoints import metrics
 
@@ -35,6 +37,20 @@ def test_metrics_of_labels_rankings_similarities_and_texts() -> None:
     same = metrics.score_texts(["the cat sat"], ["the cat sat"])
     assert (same["chrF"], same["ROUGE-L"]) == pytest.approx((1, 1))
     assert metrics.score_texts(["the cat sat"], ["a dog ran"])["ROUGE-L"] == 0
+
+
+def test_metrics_of_texts_are_those_of_their_libraries() -> None:
+    """The counts of single texts give the scores of the corpus; the nearest reference of each text counts."""
+    references = ["the cat sat on the mat", "it rains in Oslo", "The train is late."]
+    answers = ["the cat sat on a sofa", "it is raining in Oslo today", "the train is late"]
+    scores = metrics.score_texts(references, answers)
+    assert scores["chrF"] == pytest.approx(CHRF().corpus_score(answers, [references]).score / 100)
+    assert scores["ROUGE-L"] == pytest.approx(
+        float(rouge_score(answers, references, rouge_keys="rougeL")["rougeL_fmeasure"])
+    )
+    assert scores["exact match"] == pytest.approx(1 / 3)
+    several = metrics.score_counts([metrics.count_text(["a dog ran", text], text) for text in answers])
+    assert several == {"chrF": pytest.approx(1), "ROUGE-L": pytest.approx(1), "exact match": 1}
 
 
 def test_rank_agreement_finds_neighbours_that_changed_places() -> None:
