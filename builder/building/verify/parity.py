@@ -24,6 +24,7 @@ from builder.runtime.contract import Alike
 
 TOLERANCE = 1e-4  # relative to the largest value of an output
 USUAL = 300  # tokens: every variant is compared up to here, where memory stays small
+BLOCK = 64  # tokens: a multiple of every block that attention works in, such as those of BigBird
 SHORT, PADDED = 9, 40  # tokens of the rows that show whether padding changes an answer
 BUG = "this is a bug worth reporting, with the checkpoint's name"
 
@@ -50,14 +51,10 @@ def long_references(module: TaskGraph, rows: Rows, max_length: int) -> tuple[Bat
     """Return PyTorch's answers to single rows of the longest texts served, beyond what every graph is compared on.
 
     To be called on a model that has answered nothing yet, longest first: BigBird, for one, changes its attention
-    permanently at the first short text. Three rows at most: all positions, one fewer (another remainder for code that
-    works in blocks), and half as many. Raises VerificationError if PyTorch's model has no answer itself.
+    permanently at the first short text. Raises VerificationError if PyTorch's model has no answer itself.
     """
-    lengths = sorted({max_length, max_length - 1, max_length // 2 + 1}, reverse=True)
     answers = []
-    for length in lengths:
-        if length <= USUAL and length != max_length:
-            continue
+    for length in long_lengths(max_length):
         try:
             answers.append(reference(module, rows, [length]))
         except Exception as error:  # whatever the model's own code raises: BigBird cannot use all its positions
@@ -66,6 +63,16 @@ def long_references(module: TaskGraph, rows: Rows, max_length: int) -> tuple[Bat
                 f"{reason(error)}. Nothing was published: use a smaller --max-length where the length is the cause"
             ) from error
     return tuple(answers)
+
+
+def long_lengths(max_length: int) -> tuple[int, ...]:
+    """Return the tokens of the long rows: all positions, and about half as many, longer than `USUAL`.
+
+    The second row leaves the remainder of one token fewer than the first, for code that works in blocks.
+    """
+    half = max_length - 1 - max_length // 2 // BLOCK * BLOCK
+    second = half if half > USUAL else max_length - 1
+    return (max_length, second) if second > USUAL else (max_length,)
 
 
 def usual_references(module: TaskGraph, rows: Rows, max_length: int) -> tuple[BatchReference, ...]:

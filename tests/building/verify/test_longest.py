@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from builder.building.pipeline import build
-from builder.building.verify.parity import BUG, TOLERANCE, cause, error_at, long_references
+from builder.building.verify.parity import BUG, TOLERANCE, USUAL, cause, error_at, long_lengths, long_references
 from builder.checkpoints.resolve import resolve
 from builder.common.errors import ExportError, VerificationError
 from builder.engines import infer_with
@@ -73,3 +73,14 @@ def test_long_references_exceed_the_usual_lengths(tmp_path: Path) -> None:
     module, rows = task_graph(checkpoint), rows_of(checkpoint)
     lengths = {n: [r.lengths[0] for r in long_references(module, rows, n)] for n in (40, 301, 512, 513)}
     assert lengths == {40: [40], 301: [301], 512: [512, 511], 513: [513, 512]}
+
+
+def test_long_rows_leave_two_remainders_in_blocks() -> None:
+    """The last block is padded in another way for each; rows of 1024 and 1023 tokens took twice as long as these."""
+    assert long_lengths(1024) == (1024, 511)
+    for longest in range(302, 1100):
+        first, second = long_lengths(longest)
+        assert first == longest
+        assert second > USUAL
+        assert (longest - second) % 64 == 1
+    assert all(sum(long_lengths(longest)) < 1.6 * longest for longest in range(768, 9000))
