@@ -140,8 +140,11 @@ class EncoderTask(Task):
     def reference(self, checkpoint: Checkpoint, sample: Sample) -> Answer:
         """Return transformers' answer to `sample`: the emitted task's outputs by name, without the batch axis."""
 
-    def doubts(self, checkpoint: Checkpoint) -> str | None:
-        """Return a warning about a checkpoint whose answers may not be meant so, found by trying it; else None."""
+    def doubts(self, checkpoint: Checkpoint, answered: Sequence[tuple[Sample, Answer]] = ()) -> str | None:
+        """Return a warning about a checkpoint whose answers may not be meant so, found by trying it; else None.
+
+        `answered`: samples that `reference` answered already.
+        """
         return None
 
     @abstractmethod

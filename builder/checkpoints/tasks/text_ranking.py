@@ -41,8 +41,11 @@ FUNCTIONS = {
 
 
 CAUSAL = "text-generation"  # the head of a causal language model
-TRIED = 12  # texts that are looked for among others, to see whether a template is right
-OTHERS = 4  # other documents beside each
+TRIED = 8  # lists in which a text is looked for, to see whether a template is right
+FOUND, OTHERS = (
+    1,
+    (0, 4, 5, 6, 7),
+)  # places in a list of `_graded`: of the query's text, and of texts without a word of it
 
 
 def _graded(texts: Sequence[str], at: int, count: int) -> Sample:
@@ -136,31 +139,28 @@ class TextRanking(TextClassification):
         scores = encoder.predict(pairs, batch_size=1, activation_fn=activation, show_progress_bar=False, **prompt)
         return {"score": scores.tolist(), "order": np.argsort(-scores, kind="stable").tolist()}
 
-    def doubts(self, checkpoint: Checkpoint) -> str | None:
+    def doubts(self, checkpoint: Checkpoint, answered: Sequence[tuple[Sample, Answer]] = ()) -> str | None:
         """Return a warning about a causal model that may not read pairs as it was trained to; None for others.
 
         Without its template such a reranker orders documents almost at random. A text has to be more relevant to
-        itself than other texts are.
+        its own beginning than other texts are, in the task's own samples.
         """
         if not is_causal(checkpoint.model):
             return None
-        found = sum(self._finds_itself(checkpoint, at) for at in range(TRIED))
-        weak = found <= TRIED // 2
+        own = [(sample, answer) for sample, answer in answered if sample in self.samples]
+        lists = own or [(sample, self.reference(checkpoint, sample)) for sample in self.samples[:TRIED]]
+        found = sum(answer["score"][FOUND] > max(answer["score"][at] for at in OTHERS) for _, answer in lists)
+        weak = found <= len(lists) // 2
         if chat_reading(checkpoint) is not None and not weak:
             return None
         lacks = "it has no chat template, so it reads query and document one after the other; "
-        chance = f"{TRIED / (OTHERS + 1):.1f} by chance"
-        ranked = f"{found} of {TRIED} texts rank first for themselves among {OTHERS + 1} ({chance})"
+        chance = f"{len(lists) / (len(OTHERS) + 1):.1f} by chance"
+        ranked = f"{found} of {len(lists)} texts rank first for their beginning among {len(OTHERS) + 1} ({chance})"
         return (
             f"the ranking may be random: {lacks if chat_reading(checkpoint) is None else ''}{ranked}. If the model was "
             "trained with a template, write that as chat_template.jinja into the checkpoint, with the roles query and "
             "document, and build it again"
         )
-
-    def _finds_itself(self, checkpoint: Checkpoint, at: int) -> bool:
-        documents = [TEXTS[at], *(TEXTS[(at + step) % len(TEXTS)] for step in range(1, OTHERS + 1))]
-        sample = {"query": TEXTS[at], "documents": documents, "function_to_apply": "none"}
-        return int(self.reference(checkpoint, sample)["order"][0]) == 0
 
     def agreement(self, expected: Answer, actual: Answer) -> float:
         """Return Spearman's rank correlation of the scores."""

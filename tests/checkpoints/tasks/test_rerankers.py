@@ -139,8 +139,20 @@ def test_causal_reranker_without_a_template_is_doubted(tmp_path: Path) -> None:
         )
         with one_pipeline():
             doubts.append(str(encoder_task(checkpoint.task).doubts(checkpoint)))
-    assert all("of 12 texts rank first for themselves among 5 (2.4 by chance)" in doubt for doubt in doubts)
+    assert all("of 8 texts rank first for their beginning among 6 (1.3 by chance)" in doubt for doubt in doubts)
     assert ["no chat template" in doubt for doubt in doubts] == [False, True]
+
+
+def test_doubts_read_the_answers_that_a_build_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: sixty further pairs went through PyTorch, half a minute with a model of 0.6B."""
+    checkpoint = resolve(make_spec(model=str(make_reranker(tmp_path / "model", "qwen3"))))
+    task = encoder_task(checkpoint.task)
+    monkeypatch.setattr(type(task), "reference", None)
+    right, wrong = [0.1, 0.9, 0.8, 0.95, *[0.2] * 4], [0.1, 0.4, 0.8, 0.95, *[0.5] * 4]
+    for found, count in ((right, 10), (wrong, 0)):
+        answered = [(sample, {"score": found}) for sample in task.samples[::2]]
+        doubt = task.doubts(checkpoint, [*answered, ({"query": "of", "documents": ["the user"]}, {"score": [1.0]})])
+        assert doubt is None if count else "0 of 10 texts rank first for their beginning among 6" in str(doubt)
 
 
 @pytest.mark.parametrize(

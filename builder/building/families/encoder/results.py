@@ -123,7 +123,8 @@ def report_of(
     mapped = MAPPED if exact.mapped and untimed is None else None
     own, cost = code_not_run(checkpoint), cost_of_experts(checkpoint.model, operators)
     with one_pipeline():
-        doubts = encoder_task(checkpoint.task).doubts(checkpoint)
+        answered = tuple(zip(evaluator.samples, evaluator.expected, strict=True))
+        doubts = encoder_task(checkpoint.task).doubts(checkpoint, answered)
     warnings = (own, doubts, exported.warning, cost, _batching_remark(evaluator), untimed, mapped)
     removed = {"empty": exact.fused.empty, "pruned": chosen.pruned}
     return BuildReport(
