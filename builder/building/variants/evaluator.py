@@ -38,6 +38,8 @@ from builder.runtime.encoder.pipeline import Pipeline
 from builder.runtime.fields import Field, InputError
 
 MAX_QUICK_WEIGHTS = 200_000_000  # bytes: such a model answers a hundred further texts in seconds
+MAX_QUICK_CALLS = 1e13  # tokens, times the bytes of the weights in fp32: about a minute of two cores
+ENOUGH_ROWS = 64  # more are not judged if all together take longer
 MIN_SAMPLES = 16  # samples, of which half are fitted to
 
 
@@ -233,6 +235,8 @@ def make_evaluator(
         samples = tuple(
             s for s in (with_mask(s, mask) for s in task.samples_for(checkpoint)) if _fits(s, front_alone, fields[0])
         )
+        if not spec.fits and _takes_long(front_alone, samples, fields[0], weights_bytes(checkpoint.model)):
+            samples = samples[::2]
     if not samples:
         raise CheckpointError(
             f"none of the default samples fits {checkpoint.max_length} tokens; give your own with --samples"
@@ -306,10 +310,20 @@ def _no_engine(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     raise AssertionError("the front is asked for the engine's inputs alone")
 
 
+def _takes_long(front: Pipeline, samples: Sequence[Sample], fields: Sequence[Field], weights: int) -> bool:
+    """Return True if half of the samples have rows enough, and all take a model with `weights` bytes long."""
+    lengths = [length for sample in samples for length in _lengths(sample, front, fields)]
+    return len(lengths) >= 2 * ENOUGH_ROWS and weights * sum(lengths) > MAX_QUICK_CALLS
+
+
+def _lengths(sample: Sample, front: Pipeline, fields: Sequence[Field]) -> list[int]:
+    """Return the tokens of each text that the emitted task makes of a sample, prompt included."""
+    return [len(encoding) for encoding in front.text(front.task.read(to_tensors(sample, fields)).texts)]
+
+
 def _fits(sample: Sample, front: Pipeline, fields: Sequence[Field]) -> bool:
-    """Return True if the texts that the emitted task makes of a sample, prompt included, are within the limit."""
+    """Return True if the texts that the emitted task makes of a sample are within the limit."""
     try:
-        texts = front.task.read(to_tensors(sample, fields)).texts
+        return max(_lengths(sample, front, fields)) <= front.task.max_length
     except InputError:
         return False
-    return max(len(encoding) for encoding in front.text(texts)) <= front.task.max_length
