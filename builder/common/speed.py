@@ -15,8 +15,8 @@ Latencies = dict[str, float]  # by shape, such as "8x128" for 8 rows of 128 toke
 def speed_up(latency: Latencies, base: Latencies) -> float:
     """Return how many times `latency` is faster than `base`, as the geometric mean over the shapes.
 
-    It is 1 if none was timed.
+    It is 1 if either was not timed.
     """
-    if not base:
+    if not base or not latency:
         return 1.0
     return math.exp(sum(math.log(base[cell] / latency[cell]) for cell in base) / len(base))

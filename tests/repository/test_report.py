@@ -164,6 +164,16 @@ def test_report_prints_no_speed_up_of_times_from_two_builds() -> None:
         assert "times of an earlier build" not in shown
 
 
+def test_report_shows_a_variant_that_was_not_timed() -> None:
+    """An int8 form that misses the quality is not timed, and the one with layers in fp32 that is served is."""
+    pytorch = MeasuredVariant("PyTorch fp32", 80, {"1x16": 8.0, "8x64": 80.0})
+    missed = MeasuredVariant("int8", 20, {}, quality=0.9)
+    served = MeasuredVariant("int8, 1 layers fp32", 25, {"1x16": 2.0, "8x64": 20.0}, quality=0.997)
+    report = replace(REPORT, variants=(pytorch, missed, served), chosen=served.name, samples=32)
+    assert "int8 │ 0.0 │ - │ - │ - │ 0.9000" in _printed(report)
+    stands_alone(page(report))
+
+
 def _printed(report: BuildReport) -> str:
     console = Console(width=300, record=True, file=io.StringIO())
     console.print(report.table())

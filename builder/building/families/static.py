@@ -5,7 +5,7 @@ The stages are those of encoders, whose front serves the table; nothing is expor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,8 +92,8 @@ class TableMaker:
     exact: Graph
     folder: Path
 
-    def sensitive(self, variant: Variant) -> list[str]:
-        return []
+    def sensitive(self, variant: Variant) -> Mapping[str, float]:
+        return {}
 
     def make(self, variant: Variant, left_alone: Sequence[str] = ()) -> Quantised:
         if variant.precision == "fp32":

@@ -6,7 +6,7 @@ engines build their own form of a graph (builder/engines/encoding.py).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -141,10 +141,10 @@ class VariantMaker:
         check_release(graph, self.spec.triton, self.spec.in_process)
         return graph
 
-    def sensitive(self, variant: Variant) -> list[str]:
-        """Return the layers of `variant` that can be left alone, those that lose most quality first."""
+    def sensitive(self, variant: Variant) -> Mapping[str, float]:
+        """Return the error of each layer of `variant` that can be left alone, the largest first."""
         source = self._source(variant)
-        return sensitivity(source, candidates(source), self.feeds) if variant.precision in SENSITIVE else []
+        return sensitivity(source, candidates(source), self.feeds) if variant.precision in SENSITIVE else {}
 
     def make(self, variant: Variant, left_alone: Sequence[str] = ()) -> Quantised:
         """Build the graph of `variant`. Raises VerificationError if that fails."""

@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
+
+import numpy as np
 
 from builder.building.keys import code, key_of
 from builder.building.variants.evaluator import Evaluator
@@ -62,8 +64,8 @@ class Maker(Protocol):
     def spec(self) -> BuildSpec:
         """Options of the build."""
 
-    def sensitive(self, variant: Variant) -> list[str]:
-        """Return the layers of `variant` that can be left alone, those that lose most quality first."""
+    def sensitive(self, variant: Variant) -> Mapping[str, float]:
+        """Return the error of each layer of `variant` that can be left alone, the largest first."""
 
     def make(self, variant: Variant, left_alone: Sequence[str] = ()) -> Quantised:
         """Build the graph of `variant`. Raises VerificationError if that fails."""
@@ -77,7 +79,8 @@ class EncoderCandidates:
     """Candidates of an encoder: how its variants are built, timed and judged.
 
     `base`: PyTorch, which speeds are relative to; `exact`: the variant that was measured in every way already, and its
-    quality; `prefix`: of the names of the other variants.
+    quality; `prefix`: of the names of the other variants. `compares_times`: False for a single option; it is timed only
+    if it keeps the quality, and in the session that judged it.
     """
 
     evaluator: Evaluator
@@ -87,10 +90,11 @@ class EncoderCandidates:
     threshold: float
     known: Measurements
     prefix: str
+    compares_times: bool = True
     qualities: dict[str, Quality] = field(default_factory=dict)
     """Qualities that were judged in this build, by the name of the variant."""
     _variants: dict[tuple[Variant, int], Quantised] = field(default_factory=dict)
-    _layers: dict[Variant, list[str]] = field(default_factory=dict)
+    _layers: dict[Variant, Mapping[str, float]] = field(default_factory=dict)
 
     def name(self, option: Variant) -> str:
         return f"{self.prefix}{option.name}"
@@ -101,7 +105,7 @@ class EncoderCandidates:
         measured = self.exact[0] if name == self.exact[0].name else self.known.variants.get(name)
         if measured is None:
             graph = self.variant(option, left_alone).graph
-            measured = MeasuredVariant(name, graph.size, self.evaluator.latency(graph))
+            measured = MeasuredVariant(name, graph.size, self.evaluator.latency(graph) if self.compares_times else {})
             self.known.remember(measured)
         return measured
 
@@ -120,7 +124,11 @@ class EncoderCandidates:
         if measured.quality is not None and not self.keeps(measured):
             return measured
         graph = self.variant(candidate.option, candidate.left_alone).graph
-        measured, self.qualities[measured.name] = self.evaluator.judged(measured, graph, self.evaluator.opened(graph))
+        infer = self.evaluator.opened(graph)
+        least = self.threshold - ROUNDING
+        measured, self.qualities[measured.name] = self.evaluator.judged(measured, graph, infer, least=least)
+        if not self.compares_times and self.keeps(measured):
+            measured = replace(measured, latency_ms=self.evaluator.latency(graph, infer))
         self.known.remember(measured)
         return measured
 
@@ -134,9 +142,18 @@ class EncoderCandidates:
         return self.evaluator.relative_quality(measured)
 
     def leave_more(self, candidate: Candidate[Variant]) -> int | None:
-        """Return twice as many layers, at most half of them."""
-        left_alone = max(1, 2 * candidate.left_alone)
-        return None if left_alone > len(self._sensitive(candidate.option)) // 2 else left_alone
+        """Return twice as many layers, or half as many as seem to suffice, if those are more; at most half of them.
+
+        One minus a cosine or a correlation grows with the square of the error, to which rounded layers add theirs.
+        """
+        errors = np.square(list(self._sensitive(candidate.option).values()))
+        left_alone, most = candidate.left_alone, len(errors) // 2
+        if left_alone >= most:
+            return None
+        allowed, missing = 1 - self.threshold, 1 - self.quality(candidate.measured)
+        rest = np.cumsum(errors[::-1])[::-1]  # squared errors from each layer on
+        enough = int((rest > rest[left_alone] * allowed / missing).sum()) if missing > allowed else 0
+        return min(most, max(1, 2 * left_alone, enough // 2))
 
     def drop(self, candidate: Candidate[Variant]) -> None:
         """Remove its graph, if it was built. A later request builds it again."""
@@ -173,10 +190,11 @@ class EncoderCandidates:
         """Return the graph of a variant."""
         key = (option, left_alone)
         if key not in self._variants:
-            self._variants[key] = self.maker.make(option, self._sensitive(option)[:left_alone] if left_alone else [])
+            layers = list(self._sensitive(option))[:left_alone] if left_alone else []
+            self._variants[key] = self.maker.make(option, layers)
         return self._variants[key]
 
-    def _sensitive(self, option: Variant) -> list[str]:
+    def _sensitive(self, option: Variant) -> Mapping[str, float]:
         if option not in self._layers:
             self._layers[option] = self.maker.sensitive(option)
         return self._layers[option]

@@ -151,14 +151,23 @@ class Evaluator:
         return replace(measured, latency_ms=self.latency(graph, infer)), quality
 
     def judged(
-        self, measured: MeasuredVariant, graph: Graph, infer: Infer, more: Sequence[BatchReference] = ()
+        self,
+        measured: MeasuredVariant,
+        graph: Graph,
+        infer: Infer,
+        more: Sequence[BatchReference] = (),
+        least: float | None = None,
     ) -> tuple[MeasuredVariant, Quality]:
         """Return `measured`, which has a size, with its quality and its largest relative error against PyTorch.
 
-        Its graph is open as `infer`; the emitted code over it is compared with transformers.
+        Its graph is open as `infer`; the emitted code over it is compared with transformers. A variant whose mean
+        agreement cannot reach `least` gets that of some samples alone.
         """
         task, front = encoder_task(self.checkpoint.task), self.front_of(graph)
-        quality = served_quality(infer, front, task, self.fields, self.samples, self.expected, self._score)
+        least = None if self.labels else least
+        quality = served_quality(infer, front, task, self.fields, self.samples, self.expected, self._score, least)
+        if quality.is_partial:
+            return replace(measured, quality=quality.mean, worst=quality.worst), quality
         judged = replace(
             measured,
             error=max(error_at(infer, graph, reference, task.per_token) for reference in (*self.usual, *more)),

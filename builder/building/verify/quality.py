@@ -6,7 +6,7 @@ The build compares what Triton will serve: the same files, with a session where 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ class Quality:
     batch_agreement: float  # mean agreement of an answer in a batch with the answer alone
     padding: float  # share of the engine's tokens that were padding, all samples in one batch
     scores: Mapping[str, float]  # the task's own measures, where samples have labels
+    is_partial: bool = False  # True if the samples alone decided: only mean, worst, error and where are measured then
 
 
 def served_quality(
@@ -45,25 +46,33 @@ def served_quality(
     samples: Sequence[Sample],
     expected: Sequence[Answer],
     score: Callable[[Sequence[Answer]], Mapping[str, float]],
+    least: float | None = None,
 ) -> Quality:
-    """Answer `samples` all at once, in a random order, and one of each `ALONE_EVERY` alone too; compare the answers.
+    """Answer one of each `ALONE_EVERY` samples alone, then all at once, in a random order; compare the answers.
 
     All answers are compared with `expected`, and those alone with those of the batch.
 
-    `infer`: the engine's, opened. `score`: of answers to all samples, by their labels.
+    `infer`: the engine's, opened. `score`: of answers to all samples, by their labels. `least`: the mean agreement that
+    is required; the batch is left out where equal answers to it could not reach that any more.
     """
     pipeline = Pipeline(front, infer)
     requests = [to_tensors(sample, fields[0]) for sample in samples]
-    mixed = np.random.default_rng(0).permutation(len(samples)).tolist()
-    answered = dict(zip(mixed, _answers(pipeline, requests, mixed, fields[1]), strict=True))
-    together = [answered[place] for place in range(len(samples))]
-    tokens, padded = pipeline.counts.tokens, pipeline.counts.padded_tokens
     alone = {
         place: _answers(pipeline, requests, [place], fields[1])[0] for place in range(0, len(samples), ALONE_EVERY)
     }
-    pairs = [*zip(expected, together, strict=True), *((expected[place], answer) for place, answer in alone.items())]
+    pairs = [(expected[place], answer) for place, answer in alone.items()]
     agreements = [task.agreement(e, a) for e, a in pairs]
     differences = [task.difference(e, a) for e, a in pairs]
+    if least is not None and (sum(agreements) + len(samples)) / (len(agreements) + len(samples)) < least:
+        error, where = max(differences)
+        return Quality(float(np.mean(agreements)), float(np.min(agreements)), error, where, {}, 0.0, 0.0, {}, True)
+    before = replace(pipeline.counts)
+    mixed = np.random.default_rng(0).permutation(len(samples)).tolist()
+    answered = dict(zip(mixed, _answers(pipeline, requests, mixed, fields[1]), strict=True))
+    together = [answered[place] for place in range(len(samples))]
+    tokens, padded = pipeline.counts.tokens - before.tokens, pipeline.counts.padded_tokens - before.padded_tokens
+    agreements += [task.agreement(e, a) for e, a in zip(expected, together, strict=True)]
+    differences += [task.difference(e, a) for e, a in zip(expected, together, strict=True)]
     error, where = max(differences)
     batched = [task.agreement(answer, together[place]) for place, answer in alone.items()]
     return Quality(

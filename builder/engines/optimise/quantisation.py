@@ -27,6 +27,7 @@ from builder.graphs.onnx.weights import computed, computing, rows_of, values_of
 
 EMBEDDING_BYTES = 1 << 20  # smaller tables save no memory worth an extra operator
 PRODUCT, LOOKUP = "MatMul", "Gather"
+SENSITIVITY_TOKENS = 1024  # the inputs of all layers are in memory at once: 0.8 MB a token with 28 layers of 1024
 
 
 def quantise(graph: Graph, path: Path, left_alone: Collection[str] = ()) -> Quantised:
@@ -149,28 +150,41 @@ def candidates(graph: Graph) -> dict[str, str]:
     return layers
 
 
-def sensitivity(graph: Graph, layers: Mapping[str, str], feeds: Sequence[Feeds]) -> list[str]:
-    """Return candidates by the relative error that quantising each alone puts into its own output, worst first.
+def sensitivity(graph: Graph, layers: Mapping[str, str], feeds: Sequence[Feeds]) -> dict[str, float]:
+    """Return the relative error that quantising each candidate alone puts into its own output, the largest first.
 
-    Measured on `feeds`: activations are quantised per tensor to 8 bits as DynamicQuantizeLinear does, weights per
-    output channel, and the product is compared with the exact one in the Frobenius norm.
+    Measured on `SENSITIVITY_TOKENS` of `feeds`: activations are quantised per tensor to 8 bits as DynamicQuantizeLinear
+    does, weights per output channel, and the product is compared with the exact one in the Frobenius norm.
     """
     model = load_graph(graph.path)
     nodes = {node.name: node for node in model.graph.node if node.name in layers}
     read = {name for node in nodes.values() for name in node.input}
     weights = {tensor.name: values_of(tensor) for tensor in model.graph.initializer if tensor.name in read}
-    errors = dict.fromkeys(layers, 0.0)
-    for values in watch(model, [node.input[0] for node in nodes.values() if node.op_type == PRODUCT], feeds):
-        for name, node in nodes.items():
-            if node.op_type == PRODUCT:
-                weight = weights[node.input[1]]
-                exact = values[node.input[0]] @ weight
-                rough = _rounded(values[node.input[0]], axis=None) @ _rounded(weight, axis=0)
-            else:
-                exact = weights[node.input[0]]
-                rough = _rounded(exact, axis=None)
-            errors[name] += float(np.linalg.norm(exact - rough)) / max(float(np.linalg.norm(exact)), 1e-12)
-    return sorted(errors, key=errors.__getitem__, reverse=True)
+    products = [node.input[0] for node in nodes.values() if node.op_type == PRODUCT]
+    calls = list(watch(model, products, _some_rows(feeds, SENSITIVITY_TOKENS)))
+    errors = {}
+    for name, node in nodes.items():
+        if node.op_type == PRODUCT:
+            weight = weights[node.input[1]]
+            rounded = _rounded(weight, axis=0)
+            inputs = [call[node.input[0]] for call in calls]
+            errors[name] = sum(_distance(x @ weight, _rounded(x, axis=None) @ rounded) for x in inputs)
+        else:
+            table = weights[node.input[0]]
+            errors[name] = len(calls) * _distance(table, _rounded(table, axis=None))
+    return dict(sorted(errors.items(), key=lambda layer: layer[1], reverse=True))
+
+
+def _some_rows(feeds: Sequence[Feeds], tokens: int) -> list[Feeds]:
+    """Return the first rows of each call, one at least, of about `tokens` tokens in all."""
+    sizes = [np.shape(feed["input_ids"]) for feed in feeds]
+    share = min(1.0, tokens / max(1, sum(rows * length for rows, length in sizes)))
+    counts = [max(1, round(share * rows)) for rows, _ in sizes]
+    return [{name: values[:count] for name, values in feed.items()} for feed, count in zip(feeds, counts, strict=True)]
+
+
+def _distance(exact: np.ndarray, rough: np.ndarray) -> float:
+    return float(np.linalg.norm(exact - rough)) / max(float(np.linalg.norm(exact)), 1e-12)
 
 
 def _rounded(values: np.ndarray, axis: int | None) -> np.ndarray:

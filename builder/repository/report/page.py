@@ -76,6 +76,7 @@ def _by_length(report: BuildReport) -> Mapping[str, str]:
                     if (match := SHAPE.fullmatch(cell)) and int(match[1]) == batch
                 }
                 for variant in report.variants
+                if variant.latency_ms
             },
             ("tokens", "ms"),
             report.chosen,

@@ -20,7 +20,7 @@ def report_table(report: BuildReport) -> Table:
         "speed": ["-" if speed is None else f"{speed:.1f}x" for speed in speeds],
     }
     for shape in dict.fromkeys([*shapes[:1], *shapes[-1:]]):
-        columns[f"{shape}, ms"] = [f"{variant.latency_ms[shape]:.2f}" for variant in report.variants]
+        columns[f"{shape}, ms"] = [_number(variant.latency_ms.get(shape), ".2f") for variant in report.variants]
     columns["error"] = [_number(variant.error, ".0e") for variant in report.variants]
     for title, field in {
         report.metric: "quality",

@@ -82,14 +82,15 @@ def published(repository: Path, name: str) -> ModelNeeds:
     folder = served_version(repository / name)
     serving = load(folder)
     variant = report.served
-    better = min(report.variants, key=lambda other: sum(other.latency_ms.values()), default=variant)
+    timed = [other for other in report.variants if other.latency_ms]
+    better = min(timed, key=lambda other: sum(other.latency_ms.values()), default=variant)
     needs = ModelNeeds(
         "encoder" if isinstance(serving, EncoderServing) else "generation",
         weights=variant.size + (report.memory or {}).get("adapters", 0),
         length=serving.max_length if isinstance(serving, EncoderServing) else serving.arena.length,
         latency=variant.latency_ms or None,
         measured=f"{report.chosen}, measured by its build on {report.cpu['model']}",
-        faster="" if better is variant or not better.latency_ms else better.name,
+        faster="" if better is variant else better.name,
         answer_bytes=_answer_bytes(repository / name),
         draft=(report.memory or {}).get("draft", 0),
     )

@@ -81,7 +81,12 @@ class FakeEvaluator(Evaluator):
         return {name: Rates(dict.fromkeys((1, 16), self.rates.get(name, (10.0, 10.0, 10.0)))) for name in graphs}
 
     def judged(
-        self, measured: MeasuredVariant, graph: Graph, infer: Infer, more: Sequence[BatchReference] = ()
+        self,
+        measured: MeasuredVariant,
+        graph: Graph,
+        infer: Infer,
+        more: Sequence[BatchReference] = (),
+        least: float | None = None,
     ) -> tuple[MeasuredVariant, Quality]:
         self.scored.append(made_of(graph))
         quality = quality_of(self.qualities.get(made_of(graph), 1.0))
@@ -92,7 +97,12 @@ class FakeEvaluator(Evaluator):
 
 
 class FakeMaker(VariantMaker):
-    """Maker of graphs with eight layers, any of which can stay in fp32; it does not support fp16."""
+    """Maker of graphs with eight layers, any of which can stay in fp32; it does not support fp16.
+
+    Each layer has `_share` of the error of the one before it.
+    """
+
+    _share = 0.1
 
     def make(self, variant: Variant, left_alone: Sequence[str] = ()) -> Quantised:
         if variant.precision == "fp16":
@@ -106,8 +116,8 @@ class FakeMaker(VariantMaker):
     def _discarded(self) -> list[tuple[str, int]]:
         return []
 
-    def sensitive(self, variant: Variant) -> list[str]:
-        return [] if variant.precision == "fp32" else [f"layer {n}" for n in range(8)]
+    def sensitive(self, variant: Variant) -> Mapping[str, float]:
+        return {} if variant.precision == "fp32" else {f"layer {n}": self._share**n for n in range(8)}
 
 
 @pytest.mark.parametrize(("fake", "real"), [(FakeEvaluator, Evaluator), (FakeMaker, VariantMaker)])
@@ -129,10 +139,13 @@ def search(
     options: Sequence[Variant],
     known: Measurements | None = None,
     maker: FakeMaker | None = None,
+    compares_times: bool = True,
 ) -> Selection[Variant]:
     base = MeasuredVariant("PyTorch fp32", 1, {"1x16": 2.0})
     exact = MeasuredVariant("exact", 1, {"1x16": 1.0}, quality=1.0), quality_of(1.0)
-    candidates = EncoderCandidates(evaluator, maker or a_maker(), base, exact, 0.99, known or Measurements(), "")
+    candidates = EncoderCandidates(
+        evaluator, maker or a_maker(), base, exact, 0.99, known or Measurements(), "", compares_times
+    )
     return select(candidates, options, lambda name: nullcontext())
 
 
@@ -236,6 +249,31 @@ def test_selection_error_names_the_best_quality_reached() -> None:
     with pytest.raises(VerificationError, match=r"int8, 4 layers fp32 reaches a cosine of 0\.9400 .* 0\.9900 is req"):
         search(evaluator, (FAST,))
     assert evaluator.scored == [("int8", 0), ("int8", 1), ("int8", 2), ("int8", 4)], "at most half of the layers"
+
+
+def test_selection_skips_numbers_of_layers_that_cannot_suffice() -> None:
+    """Regression: layers that lose equally were left in fp32 in all steps, each built, timed and judged."""
+    evaluator, maker = FakeEvaluator({("int8", left): 0.9 for left in range(9)}), a_maker()
+    maker.__dict__["_share"] = 1.0
+    with pytest.raises(VerificationError, match="the best of 2 tried"):
+        search(evaluator, (FAST,), maker=maker)
+    assert evaluator.scored == [("int8", 0), ("int8", 4)], "seven of eight seem to be needed, and half are allowed"
+
+
+def test_selection_tries_half_as_many_layers_as_seem_to_suffice() -> None:
+    """The loss of 0.016 has to fall to 0.01: three layers of eight. More in fp32 than needed would only be slower."""
+    evaluator, maker = FakeEvaluator({("int8", 0): 0.984, ("int8", 1): 0.986}), a_maker()
+    maker.__dict__["_share"] = 1.0
+    assert search(evaluator, (FAST,), maker=maker).chosen.measured.name == "int8, 2 layers fp32"
+
+
+def test_selection_times_a_single_option_once_it_keeps_the_quality() -> None:
+    """Regression: every int8 form that missed the quality was timed, although no other precision was allowed."""
+    evaluator = FakeEvaluator({("int8", left): 0.9 for left in range(2)})
+    selection = search(evaluator, (FAST,), compares_times=False)
+    assert evaluator.timed == [("int8", 2)]
+    assert [bool(measured.latency_ms) for measured in selection.tried].count(True) == 1
+    assert selection.chosen.measured.latency_ms == {"1x16": pytest.approx(0.4)}
 
 
 def test_selection_names_variants_that_cannot_be_built() -> None:

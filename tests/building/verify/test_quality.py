@@ -32,10 +32,12 @@ class FakePipeline:
     batches: list[int]
 
     def __init__(self, front: Path, infer: Any) -> None:
-        self.counts = Counts(tokens=3, padded_tokens=4)
+        self.counts = Counts()
 
     def __call__(self, requests: Sequence[Mapping[str, np.ndarray]]) -> list[Any]:
         self.batches.append(len(requests))
+        self.counts.tokens += 3 * len(requests)
+        self.counts.padded_tokens += (4 if len(requests) > 1 else 3) * len(requests)
         counts = self.order([len(request["text_input"].ravel()[0]) for request in requests])
         return [
             InputError("four") if self.failing and count == 4 else {"embedding": np.array([[count, 1.0]])}
@@ -43,12 +45,17 @@ class FakePipeline:
         ]
 
 
-def measured(monkeypatch: pytest.MonkeyPatch, **behaviour: Any) -> Quality:
+def measured(
+    monkeypatch: pytest.MonkeyPatch,
+    least: float | None = None,
+    expected_batches: tuple[int, ...] = (1, 1, 8),
+    **behaviour: Any,
+) -> Quality:
     batches: list[int] = []
     monkeypatch.setattr(quality, "Pipeline", type("Pipeline", (FakePipeline,), {"batches": batches, **behaviour}))
     task, front = FeatureExtraction(), Path("nowhere")
-    result = served_quality(lambda feeds: {}, front, task, FIELDS, SAMPLES, EXPECTED, lambda answers: {})
-    assert batches == [8, 1, 1]
+    result = served_quality(lambda feeds: {}, front, task, FIELDS, SAMPLES, EXPECTED, lambda answers: {}, least)
+    assert tuple(batches) == expected_batches
     return result
 
 
@@ -68,6 +75,23 @@ def test_quality_finds_an_answer_wrong_only_alone(monkeypatch: pytest.MonkeyPatc
         return counts if len(counts) > 1 else [counts[0] + 1]
 
     assert measured(monkeypatch, order=staticmethod(one_more_alone)).error > 0.1
+
+
+def opposite(counts: list[int]) -> list[int]:
+    return [-count for count in counts]
+
+
+def test_quality_stops_when_the_batch_cannot_reach_the_required_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal answers to all of the batch would give (2 * agreement + 8 * 1) / 10."""
+    order: Any = staticmethod(opposite)
+    whole = measured(monkeypatch, order=order)
+    assert not whole.is_partial
+    stopped = measured(monkeypatch, least=0.9, expected_batches=(1, 1), order=order)
+    assert stopped.is_partial
+    assert stopped.mean < 0.0
+    reachable = (2 * stopped.mean + 8) / 10
+    assert measured(monkeypatch, least=reachable + 1e-6, expected_batches=(1, 1), order=order).is_partial
+    assert measured(monkeypatch, least=reachable - 1e-6, order=order) == whole
 
 
 def test_quality_names_the_failing_sample(monkeypatch: pytest.MonkeyPatch) -> None:

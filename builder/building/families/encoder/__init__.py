@@ -167,9 +167,8 @@ class Encoder:
         threshold = self.checkpoint.task.required(spec.quality)
         known = measurements_of(self._facts(evaluator)) if len(self.variants) > 1 else Measurements()
         verified = (exact.measured, exact.quality)
-        candidates = EncoderCandidates(
-            evaluator, maker, pytorch, verified, threshold, known, self._prefix(exact.measured)
-        )
+        prefix, compares_times = self._prefix(exact.measured), len(self.variants) > 1
+        candidates = EncoderCandidates(evaluator, maker, pytorch, verified, threshold, known, prefix, compares_times)
         selection = select(candidates, self.variants, stage)
         chosen = selection.chosen
         quantised = candidates.variant(chosen.option, chosen.left_alone)
