@@ -17,6 +17,7 @@ from builder.serving.gateway.fleet.members import FleetMembers
 from builder.serving.gateway.fleet.request_work import RequestWork, encoding_work, generation_work
 from builder.serving.gateway.fleet.retry_budget import RetryBudget
 from builder.serving.gateway.fleet.routing import by_prefix, least_loaded
+from builder.serving.gateway.fleet.slowness import UsualTimes
 from builder.serving.gateway.fleet.versions import holders_of
 from builder.serving.gateway.tensors import Outputs
 
@@ -56,6 +57,7 @@ class FleetBackend(Backend):
     def __init__(self, members: FleetMembers, random: Random | None = None) -> None:
         self.members, self.random = members, random or Random()
         self.budget = RetryBudget()
+        self.usual_times = UsualTimes()
 
     async def ready(self) -> bool:
         """Return True if at least one server takes requests."""
@@ -84,6 +86,8 @@ class FleetBackend(Backend):
             raise self._not_loaded(model, version)
         while True:
             server, has_started = self._choose(model, holders, work), False
+            times = server.times if server.has_loaded(model) else None
+            sent = self.members.now()
             request.model_version = version
             try:
                 with server.running(work) as running:
@@ -92,6 +96,8 @@ class FleetBackend(Backend):
                             if not has_started:
                                 has_started = True
                                 server.record_success(model)
+                                if times is not None:
+                                    times.record(self._ratio(model, work, self.members.now() - sent))
                             running.advance()
                             yield outputs
                 return
@@ -116,7 +122,13 @@ class FleetBackend(Backend):
         """Return a server to send a request to. If the model fails on all of them, the fault may not be theirs."""
         now = self.members.now()
         servers = [server for server in holders if server.is_healthy(model, now)] or holders
-        return by_prefix(work.prefix, servers) if work.prefix else least_loaded(servers, self.random)
+        if work.prefix:
+            return by_prefix(work.prefix, work.tokens, servers)
+        return least_loaded(work.tokens, servers, self.random)
+
+    def _ratio(self, model: str, work: RequestWork, seconds: float) -> float:
+        """Return the time of a first answer as a multiple of the usual one."""
+        return self.usual_times.ratio((model, work.streams), work.until_first_answer, seconds)
 
     def _record_failure(self, server: FleetServer, model: str, error: ApiError) -> None:
         if server.record_failure(model, error, self.members.now()):

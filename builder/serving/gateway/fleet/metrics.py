@@ -22,6 +22,7 @@ class FleetMetrics:
         self.accepting = gauge("server_accepting", "1 if the server takes new requests, otherwise 0")
         self.requests = gauge("server_requests", "Requests that run on the server")
         self.work = gauge("server_work_tokens", "Tokens of these requests that are not read or generated yet, at most")
+        self.slowness = gauge("server_slowness", "Time of its answers of late, as a multiple of the usual one")
         self.models = gauge("server_models", "Models that the server has loaded")
         self.ejections = counter("server_ejections", "Times that failed requests ejected the server, or a model on it")
         self.retries = counter("server_retries", "Requests that failed on the server and were sent to another")
@@ -32,10 +33,12 @@ class FleetMetrics:
         self.accepting.labels(server.name).set_function(lambda: server.accepts_requests)
         self.requests.labels(server.name).set_function(lambda: server.requests)
         self.work.labels(server.name).set_function(lambda: server.work)
+        self.slowness.labels(server.name).set_function(lambda: server.slowness)
         self.models.labels(server.name).set_function(lambda: len(server.versions))
         for metric in (self.ejections, self.retries):
             metric.labels(server.name)
 
     def remove(self, server: FleetServer) -> None:
-        for metric in (self.accepting, self.requests, self.work, self.models, self.ejections, self.retries):
+        gauges = (self.accepting, self.requests, self.work, self.slowness, self.models)
+        for metric in (*gauges, self.ejections, self.retries):
             metric.remove(server.name)

@@ -18,13 +18,13 @@ from builder.serving.gateway.fleet.placement import (
     CANDIDATES,
     COPY_IDLE_S,
     candidates_for,
-    least_work,
+    first_of_equals,
     place,
     place_copy,
     ranked,
 )
 from builder.serving.gateway.fleet.request_work import RequestWork
-from builder.serving.gateway.fleet.routing import BATCHED_TOKENS
+from builder.serving.gateway.fleet.routing import BATCHED_TOKENS, load_of
 from builder.serving.gateway.residency.repository_models import RepositoryModels, Stamp
 
 COPY_PAUSE_S = 1.0  # after a copy of a model, until its servers are looked at again
@@ -46,7 +46,7 @@ class OnDemandFleetBackend(FleetBackend):
         super().__init__(members, random)
         self.models = models
         self.sizes: dict[str, tuple[Stamp, int]] = {}  # estimated bytes
-        self.copying: dict[str, asyncio.Task[None]] = {}
+        self.copying: dict[str, list[OnDemandServer | None]] = {}  # servers that load a copy; None: there is no place
         self.first_servers = lru_cache(MAX_MODELS)(self._order)
 
     async def _candidates(self, model: str, attempts: Attempts) -> tuple[str, list[FleetServer]]:
@@ -55,13 +55,22 @@ class OnDemandFleetBackend(FleetBackend):
         A full queue makes no other server load the model: `_copy_if_full` decides that.
         """
         now, tried = self.members.now(), attempts.tried
-        holders = [_on_demand(server) for server in self.members.accepting_with(model) if server not in tried]
-        holders = [server for server in holders if server.has_loaded(model) and server.is_healthy(model, now)]
+        holders = [server for server in self._holders(model) if server not in tried and server.has_loaded(model)]
+        holders = [server for server in holders if server.is_healthy(model, now)]
         may_load = attempts.error is None or attempts.error.code != "queue_full"
         if not holders and may_load and (servers := self._servers(model, tried)):
             size = await self._size(model, servers[0])
-            holders = _with(model, servers) or [place(size, servers)]
-        return attempts.requested, list(holders)
+            copies = [server for server in self._copies(model) if server not in tried]
+            holders = _with(model, [*servers, *copies]) or [place(size, servers)]
+        return attempts.requested, list(dict.fromkeys(holders))
+
+    def _holders(self, model: str) -> list[OnDemandServer]:
+        """Return the servers that had a model at their last check, and those that have begun to load it since."""
+        return list(dict.fromkeys((*map(_on_demand, self.members.accepting_with(model)), *self._copies(model))))
+
+    def _copies(self, model: str) -> list[OnDemandServer]:
+        servers = self.copying.get(model, ())
+        return [server for server in servers if server is not None and server.accepts_requests]
 
     def _servers(self, model: str, tried: Sequence[FleetServer]) -> list[OnDemandServer]:
         """Return the candidates for `model`, those on which it fails only if there are no others."""
@@ -85,30 +94,39 @@ class OnDemandFleetBackend(FleetBackend):
 
     def _choose(self, model: str, holders: Sequence[FleetServer], work: RequestWork) -> FleetServer:
         self._copy_if_full(model, holders)
-        return super()._choose(model, holders, work) if work.prefix else least_work(model, holders)
+        if work.prefix:
+            return super()._choose(model, holders, work)
+        return first_of_equals(model, work.tokens, holders)
 
     def _copy_if_full(self, model: str, holders: Sequence[FleetServer]) -> None:
-        """Start to load another copy of a model whose servers are full; requests go on meanwhile."""
-        if model not in self.copying and min(holder.work for holder in holders) > BATCHED_TOKENS:
-            self.copying[model] = start_task(self._copy(model, holders))
+        """Start to load another copy of a model for each batch that its servers have too much.
 
-    async def _copy(self, model: str, holders: Sequence[FleetServer]) -> None:
-        try:
-            await self._load_copy(model, holders)
-            await asyncio.sleep(COPY_PAUSE_S)
-        finally:
-            del self.copying[model]
+        Requests go on meanwhile. They do not wait for a copy unless the first one is loading, too.
+        """
+        loads, copying = list(map(load_of, holders)), self.copying.get(model, [])
+        copies = len(holders) + sum(server not in holders for server in copying)
+        if min(loads) > BATCHED_TOKENS and sum(loads) > BATCHED_TOKENS * copies and (servers := self._accepting()):
+            target = place_copy(model, self._known_size(model, holders), holders, copying, servers)
+            self.copying.setdefault(model, []).append(target)
+            start_task(self._copy(model, target))
 
-    async def _load_copy(self, model: str, holders: Sequence[FleetServer]) -> None:
-        servers = self._accepting()
-        if not servers:
-            return
+    async def _copy(self, model: str, target: OnDemandServer | None) -> None:
         try:
-            target = place_copy(model, await self._size(model, servers[0]), holders, servers)
             if target is not None:
                 target.residents.release(await target.residents.lease(model))
         except ApiError as error:
             log.warning("no other Triton loads a copy of %s: %s", model, error.message)
+        finally:
+            await asyncio.sleep(COPY_PAUSE_S)
+            self.copying[model].remove(target)
+            if not self.copying[model]:
+                del self.copying[model]
+
+    def _known_size(self, model: str, holders: Sequence[FleetServer]) -> int:
+        """Return the bytes of a model that `holders` have, or are loading."""
+        residents = [_on_demand(holder).residents.models.get(model) for holder in holders]
+        sizes = [resident.size for resident in residents if resident is not None]
+        return max(self.sizes.get(model, (None, 0))[1], *sizes, 0)
 
     async def _size(self, model: str, server: OnDemandServer) -> int:
         """Return the estimated bytes of a model, 0 if they are unknown: the server that is to load it says why.

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from heapq import nlargest
 from typing import Protocol, TypeVar
 
-from builder.serving.gateway.fleet.routing import ServerLoad, rank_for, work_limit
+from builder.serving.gateway.fleet.routing import ServerLoad, equals, load_limit, load_of, rank_for
 
 CANDIDATES = 3  # servers that may load a model
 COPY_IDLE_S = 60.0  # without a request, after which a copy is unloaded, or a model is evicted for a copy of another
@@ -43,23 +43,27 @@ def place(size: int, candidates: Sequence[M]) -> M:
     """Return the candidate that is to load a model of `size` bytes.
 
     The first one with memory for it, or else the one whose least recently requested models are idle for longest. Those
-    with more than their share of the work are passed over; not all can have that.
+    with more than their share of the load are passed over; not all can have that.
     """
-    limit = work_limit(candidates)
-    return max((server for server in candidates if server.work <= limit), key=lambda server: server.idle_s(size))
+    limit = load_limit(candidates)
+    return max((server for server in candidates if load_of(server) <= limit), key=lambda server: server.idle_s(size))
 
 
-def place_copy(model: str, size: int, holders: Sequence[ServerLoad], servers: Sequence[M]) -> M | None:
-    """Return the server to load another copy on; None unless all `holders` are full and it costs no model in use."""
-    limit = work_limit(servers)
-    others = [server for server in servers if server not in holders and server.work <= limit]
-    if not others or min(holder.work for holder in holders) <= limit:
+def place_copy(
+    model: str, size: int, holders: Sequence[ServerLoad], copying: Sequence[ServerLoad | None], servers: Sequence[M]
+) -> M | None:
+    """Return the server to load another copy on; None unless all `holders` are full and it costs no model in use.
+
+    `copying`: servers that load copies already.
+    """
+    limit = load_limit(servers)
+    others = [server for server in servers if server not in (*holders, *copying) and load_of(server) <= limit]
+    if not others or min(map(load_of, holders)) <= limit:
         return None
     target = place(size, candidates_for(model, others))
     return target if target.idle_s(size) >= COPY_IDLE_S else None
 
 
-def least_work(model: str, servers: Sequence[S]) -> S:
-    """Return the server with the least work; among equals the first choice, so that other copies become idle."""
-    least = min(server.work for server in servers)
-    return max((server for server in servers if server.work == least), key=rank_for(model.encode()))
+def first_of_equals(model: str, tokens: int, servers: Sequence[S]) -> S:
+    """Return the first choice of the `equals`, so that other copies become idle."""
+    return max(equals(tokens, servers), key=rank_for(model.encode()))

@@ -21,12 +21,22 @@ class RequestWork:
     """Work of a request in tokens: of its inputs, and of its answer at most.
 
     `prefix` identifies the model, its adapter and the beginning of the prompt; empty if the prompt is too short to
-    share blocks of a cache.
+    share blocks of a cache. `streams`: the answer comes in pieces.
     """
 
     prompt: int
     answer: int = 0
     prefix: bytes = b""
+    streams: bool = False
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt + self.answer
+
+    @property
+    def until_first_answer(self) -> int:
+        """Tokens that are read or generated until the first answer."""
+        return self.prompt if self.streams else self.tokens
 
 
 def encoding_work(request: service_pb2.ModelInferRequest) -> RequestWork:
@@ -44,7 +54,8 @@ def generation_work(request: service_pb2.ModelInferRequest) -> RequestWork:
     if len(prompt) >= LENGTH.size + PREFIX_BYTES:
         adapter = inputs.get(ADAPTER.name, b"")
         prefix = request.model_name.encode() + b"\0" + adapter + b"\0" + _beginning(prompt)
-    return RequestWork(_input_tokens(request), min(max(0, length), MAX_ANSWER_TOKENS) * max(1, answers), prefix)
+    answer = min(max(0, length), MAX_ANSWER_TOKENS) * max(1, answers)
+    return RequestWork(_input_tokens(request), answer, prefix, any(inputs.get("stream", b"")))
 
 
 def _input_tokens(request: service_pb2.ModelInferRequest) -> int:

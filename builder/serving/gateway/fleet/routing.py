@@ -12,12 +12,15 @@ from hashlib import blake2b
 from random import Random
 from typing import Protocol, TypeVar
 
-BALANCE = 1.25  # a server is full when its work is above this multiple of the average, and BATCHED_TOKENS
-BATCHED_TOKENS = 2048  # work that a decode loop runs side by side, however little the others have
+BALANCE = 1.25  # a server is full when its load is above this multiple of the average, and BATCHED_TOKENS
+BATCHED_TOKENS = 2048  # load that a decode loop runs side by side, however little the others have
 
 
 class ServerLoad(Protocol):
-    """Load of one server by this gateway. `work`: tokens of its unanswered requests; `requests`: their number."""
+    """Load of one server by this gateway. `work`: tokens of its unanswered requests; `requests`: their number.
+
+    `slowness`: time of its answers, as a multiple of the usual one.
+    """
 
     @property
     def name(self) -> str: ...
@@ -25,34 +28,51 @@ class ServerLoad(Protocol):
     def work(self) -> int: ...
     @property
     def requests(self) -> int: ...
+    @property
+    def slowness(self) -> float: ...
 
 
 S = TypeVar("S", bound=ServerLoad)
 
 
-def least_loaded(servers: Sequence[S], random: Random) -> S:
-    """Return the server with the least work; among equals, the one of two random ones with fewer requests.
+def load_of(server: ServerLoad, more: int = 0) -> float:
+    """Return the load of a server with `more` tokens, in tokens of a server of usual speed."""
+    return (server.work + more) * server.slowness
+
+
+def equals(tokens: int, servers: Sequence[S]) -> list[S]:
+    """Return the servers with the least load once they have a request of so many `tokens`, or nearly so."""
+    limit = BALANCE * min(load_of(server, tokens) for server in servers)
+    return [server for server in servers if load_of(server, tokens) <= limit]
+
+
+def least_loaded(tokens: int, servers: Sequence[S], random: Random) -> S:
+    """Return the server that is to have a request of so many `tokens`: the one of two random `equals` with fewer.
 
     Chance keeps several gateways, whose knowledge is equal, from choosing the same server.
     """
-    least = min(server.work for server in servers)
-    equals = [server for server in servers if server.work == least]
-    return min(random.sample(equals, min(2, len(equals))), key=lambda server: server.requests)
+    least = equals(tokens, servers)
+    return min(random.sample(least, min(2, len(least))), key=lambda server: server.requests)
 
 
-def by_prefix(prefix: bytes, servers: Sequence[S]) -> S:
-    """Return the server whose cache has the blocks of prompts that begin with `prefix`, unless it is full.
+def by_prefix(prefix: bytes, tokens: int, servers: Sequence[S]) -> S:
+    """Return the server whose cache has the blocks of prompts that begin with `prefix`, unless it is full or slow.
 
-    At least one server is not above the average, so not all are full. A server that joins or leaves moves only its own
-    prefixes.
+    With a request of so many `tokens`, a server counts as having half a batch at least: an idle one of half the usual
+    speed is passed over. A server that joins or leaves moves only its own prefixes.
     """
-    limit = work_limit(servers)
-    return max((server for server in servers if server.work <= limit), key=rank_for(prefix))
+    loads = [max(server.work + tokens, BATCHED_TOKENS // 2) * server.slowness for server in servers]
+    limit = max(load_limit(servers, tokens), min(loads))
+    return max((server for server, load in zip(servers, loads, strict=True) if load <= limit), key=rank_for(prefix))
 
 
-def work_limit(servers: Sequence[ServerLoad]) -> float:
-    """Return the work, in tokens, above which one of `servers` is full."""
-    return BALANCE * sum(server.work for server in servers) / len(servers) + BATCHED_TOKENS
+def load_limit(servers: Sequence[ServerLoad], tokens: int = 0) -> float:
+    """Return the load above which one of `servers` is full, with a request of so many `tokens`.
+
+    Each has the average load if they share the work by their speeds.
+    """
+    average = (sum(server.work for server in servers) + tokens) / sum(1 / server.slowness for server in servers)
+    return BALANCE * average + max(BATCHED_TOKENS, tokens)
 
 
 def rank_for(key: bytes) -> Callable[[ServerLoad], bytes]:

@@ -80,10 +80,10 @@ class OnDemandFleet:
     async def start(self) -> None:
         await self.members.update()
 
-    async def embed(self, name: str) -> Answer:
+    async def embed(self, name: str, text: str = "text") -> Answer:
         """Ask a model a second after the request before."""
         self.now += 1.0
-        return await ask(self.app, "/v1/embeddings", {"model": name, "input": "text"})
+        return await ask(self.app, "/v1/embeddings", {"model": name, "input": text})
 
     def loaded(self, name: str) -> int:
         """Return how many servers have a model loaded, as the gateway knows."""

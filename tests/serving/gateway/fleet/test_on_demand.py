@@ -12,6 +12,7 @@ from builder.serving.gateway.errors import queue_full
 from builder.serving.gateway.fleet import on_demand
 from builder.serving.gateway.fleet.on_demand_server import OnDemandServer
 from builder.serving.gateway.fleet.placement import COPY_IDLE_S, ranked
+from builder.serving.gateway.fleet.request_work import BYTES_PER_TOKEN
 from builder.serving.gateway.fleet.routing import BATCHED_TOKENS
 from tests.serving.gateway.asgi import ask
 from tests.serving.gateway.fake_control import make_models
@@ -147,6 +148,25 @@ def test_full_server_gets_help_from_a_copy_that_goes_when_idle(tmp_path: Path, m
         await until(lambda: len(fleet.servers_with("embeds-a")) == 1)
         watching.cancel()
         assert (await fleet.embed("embeds-a")).status == 200
+
+    run(fleet, scenario)
+
+
+def test_cold_model_gets_a_copy_for_each_batch_that_waits(tmp_path: Path) -> None:
+    """Regression: one copy was loaded at a time, and all requests that waited were sent to the first server."""
+    make_models(tmp_path, "embeds-a")
+    fleet = OnDemandFleet(tmp_path, ADDRESSES)
+
+    async def scenario() -> None:
+        may_load = asyncio.Event()
+        for triton in fleet.tritons.values():
+            triton.may_load = may_load
+        batch = "x" * BYTES_PER_TOKEN * BATCHED_TOKENS
+        asking = asyncio.gather(*(fleet.embed("embeds-a", batch) for _ in range(12)))
+        await until(lambda: all(triton.tried == ["embeds-a"] for triton in fleet.tritons.values()))
+        may_load.set()
+        assert {answer.status for answer in await asking} == {200}
+        assert min(len(triton.answered) for triton in fleet.tritons.values()) >= 2
 
     run(fleet, scenario)
 

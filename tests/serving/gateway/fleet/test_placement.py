@@ -6,7 +6,14 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
-from builder.serving.gateway.fleet.placement import COPY_IDLE_S, candidates_for, least_work, place, place_copy, ranked
+from builder.serving.gateway.fleet.placement import (
+    COPY_IDLE_S,
+    candidates_for,
+    first_of_equals,
+    place,
+    place_copy,
+    ranked,
+)
 from builder.serving.gateway.fleet.routing import BATCHED_TOKENS
 
 MODELS = [f"model{number}" for number in range(200)]
@@ -20,6 +27,7 @@ class Server:
     work: int = 0
     idle: float = math.inf
     requests: int = 0
+    slowness: float = 1.0
 
     def idle_s(self, size: int) -> float:
         return self.idle
@@ -64,21 +72,24 @@ def test_server_that_leaves_moves_only_its_own_models() -> None:
 def test_second_copy_needs_full_holders_and_idle_memory() -> None:
     fleet = servers()
     holder, *others = ranked("model", fleet)
-    assert place_copy("model", 1, [holder], fleet) is None
+    assert place_copy("model", 1, [holder], [], fleet) is None
     holder.work = 10 * BATCHED_TOKENS
-    assert place_copy("model", 1, [holder], fleet) is others[0]
-    assert place_copy("model", 1, [holder], [holder]) is None
+    assert place_copy("model", 1, [holder], [], fleet) is others[0]
+    assert place_copy("model", 1, [holder], [], [holder]) is None
+    assert place_copy("model", 1, [holder], [others[0], None], fleet) is others[1], "the first one loads it already"
     for other in others:
         other.idle = COPY_IDLE_S / 2
-    assert place_copy("model", 1, [holder], fleet) is None, "it would take the place of models in use"
+    assert place_copy("model", 1, [holder], [], fleet) is None, "it would take the place of models in use"
     for other in fleet:
         other.work = 10 * BATCHED_TOKENS
-    assert place_copy("model", 1, [holder], fleet) is None, "all servers are as full"
+    assert place_copy("model", 1, [holder], [], fleet) is None, "all servers are as full"
 
 
 def test_idle_holders_leave_requests_to_the_first_choice() -> None:
     """So that a copy that is not needed becomes idle."""
     first, second, *_ = ranked("model", servers())
-    assert least_work("model", [second, first]) is first
-    first.work = 1
-    assert least_work("model", [second, first]) is second
+    assert first_of_equals("model", 10, [second, first]) is first
+    first.work = 10
+    assert first_of_equals("model", 10, [second, first]) is second
+    second.slowness = 3.0
+    assert first_of_equals("model", 10, [second, first]) is first

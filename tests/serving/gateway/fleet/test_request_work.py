@@ -16,7 +16,7 @@ from builder.serving.gateway.fleet.request_work import (
 from builder.serving.gateway.fleet.request_work import encoding_work as work_of
 from builder.serving.gateway.tensors import add_tensor
 
-TYPES = {str: "TYPE_STRING", int: "TYPE_INT32"}
+TYPES = {str: "TYPE_STRING", int: "TYPE_INT32", bool: "TYPE_BOOL"}
 LONG = "The museum in Oslo. " * 40
 
 
@@ -32,6 +32,12 @@ def test_work_is_the_prompt_and_the_longest_answers() -> None:
     assert work_of(_request(text_input="x" * 400)).prompt == 102
     assert work_of(_request(text_input="x" * 400)).answer == 0
     assert generation_work(_request(text_input="x", max_tokens=30, n=4)).answer == 120
+    streamed = generation_work(_request(text_input="x" * 400, max_tokens=30, stream=True))
+    assert streamed.streams
+    assert streamed.until_first_answer == streamed.prompt
+    whole = generation_work(_request(text_input="x" * 400, max_tokens=30, stream=False))
+    assert not whole.streams
+    assert whole.until_first_answer == whole.prompt + 30
     assert generation_work(_request(text_input="x")).answer == DEFAULT_ANSWER_TOKENS
     assert generation_work(_request(input_ids=list(range(50)), max_tokens=-1)).answer == 0
 

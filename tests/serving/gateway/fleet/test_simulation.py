@@ -135,4 +135,24 @@ def test_recovery_tells_a_server_that_got_no_request_again() -> None:
     back, away = (SimulatedTriton(str(number), [], Stopwatch()) for number in range(2))
     back.asked, away.asked = [1.0, 11.0, 23.5], [1.0]
     assert recovery([back], SMALL)["back_after_s"] == 3.5
-    assert recovery([back, away], SMALL)["back_after_s"] is None
+    both = recovery([back, away], SMALL)
+    assert both["back_after_s"] is None
+    assert both["share"] == both["median_share"] == 0.5
+
+
+def test_server_that_was_cut_off_is_not_slow_afterwards() -> None:
+    """Its late answers say how long the network was away."""
+
+    async def scenario() -> None:
+        members = FleetMembers([], FleetMetrics(CollectorRegistry()))
+        server = FleetServer("a", SimulatedTriton("a", ["common"], Stopwatch()), members.holders)
+        earlier = server.times
+        server.missed_checks = 1
+        await server.check()
+        earlier.record(1e6)
+        assert server.slowness == 1.0
+        server.times.record(1e6)
+        await server.check()
+        assert server.slowness > 2.0
+
+    clock.run(scenario())
