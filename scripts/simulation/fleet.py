@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 import numpy as np
@@ -56,12 +56,16 @@ class Scenario:
 
 @dataclass
 class Outcome:
-    """Results of the requests. `first_s`, `encoded_s`: until a decoder's first piece, and an encoder's answer."""
+    """Results of the requests. `first_s`, `encoded_s`: until a decoder's first piece, and an encoder's answer.
+
+    `failed`: without an answer, `unserved` of these because no server that had the model was in service.
+    """
 
     sent: int = 0
     first_s: list[float] = field(default_factory=list)
     encoded_s: list[float] = field(default_factory=list)
     failed: int = 0
+    unserved: int = 0
     cut_streams: int = 0
     beginnings: set[str] = field(default_factory=set)
     repeated: int = 0
@@ -94,7 +98,7 @@ async def _simulate(scenario: Scenario) -> dict[str, Any]:
     async with asyncio.TaskGroup() as clients:
         while loop.time() < scenario.seconds:
             await asyncio.sleep(random.expovariate(1 / interval_s))
-            clients.create_task(_ask(random.choice(backends), traffic.next_call(), stopwatch, outcome))
+            clients.create_task(_ask(random.choice(backends), traffic.next_call(), tritons, stopwatch, outcome))
     for task in background:
         task.cancel()
     figures = _figures(scenario, tritons, failing, outcome, members) | _measured(stopwatch)
@@ -114,7 +118,9 @@ def _members(tritons: Sequence[SimulatedTriton]) -> FleetMembers:
     return members
 
 
-async def _ask(backend: FleetBackend, call: Call, stopwatch: Stopwatch, outcome: Outcome) -> None:
+async def _ask(
+    backend: FleetBackend, call: Call, tritons: Sequence[SimulatedTriton], stopwatch: Stopwatch, outcome: Outcome
+) -> None:
     """Send a request as a client does, and wait for all of its answer."""
     loop, has_started = asyncio.get_running_loop(), False
     begun, outcome.sent = loop.time(), outcome.sent + 1
@@ -132,7 +138,9 @@ async def _ask(backend: FleetBackend, call: Call, stopwatch: Stopwatch, outcome:
             has_started = True
     except ApiError:
         outcome.cut_streams += has_started
-        outcome.failed += not has_started
+        if not has_started:
+            outcome.failed += 1
+            outcome.unserved += not any(triton.serves(call.request.model_name) for triton in tritons)
 
 
 def _fail(failing: Failing) -> None:
@@ -162,6 +170,7 @@ def _figures(
     return {
         "requests": outcome.sent,
         "failed": outcome.failed,
+        "unserved": outcome.unserved,
         "cut_streams": outcome.cut_streams,
         "retried": total_of(metrics, "retries"),
         "refused_retries": total_of(metrics, "refused_retries"),
@@ -179,15 +188,17 @@ def recovery(tritons: Sequence[SimulatedTriton], scenario: Scenario) -> dict[str
 
     `avoided_after_s`: from the failure to the last request before the return. `back_after_s`: from the return to the
     first request; None if a server got no request again. Both of the slowest server. `share`: of the requests of the
-    same servers in the first third.
+    same servers in the first third; `median_share`: that of the median server.
     """
     start, end = scenario.seconds / 3, scenario.seconds * 2 / 3
     before = [sum(at < start for at in triton.asked) for triton in tritons]
     during = [[at for at in triton.asked if start <= at < end] for triton in tritons]
     after = [next((at for at in triton.asked if at >= end), math.inf) for triton in tritons]
+    shares = [len(asked) / max(1, count) for asked, count in zip(during, before, strict=True)]
     return {
         "requests": sum(map(len, during)),
         "share": round(sum(map(len, during)) / max(1, sum(before)), 3),
+        "median_share": round(median(shares), 3),
         "avoided_after_s": round(max(asked[-1] - start if asked else 0.0 for asked in during), 2),
         "back_after_s": None if math.inf in after else round(max(after) - end, 2),
     }

@@ -72,6 +72,10 @@ class SimulatedTriton(Triton):
         if self.is_explicit:
             self.models.clear()
 
+    def serves(self, model: str) -> bool:
+        """Return True if it answers requests to a model."""
+        return self.is_up and self.connected.is_set() and model in self.models
+
     async def close(self, grace_s: float = 0.0) -> None:
         return None
 
