@@ -19,6 +19,7 @@ from builder.graphs.onnx.graph import save_graph
 from builder.runtime.contract import LayerShape
 from scripts.benchmarks import generation, generators, peers, seq2seq, step
 from scripts.benchmarks.circumstances import circumstances, refuse_other, write_figures
+from scripts.benchmarks.cluster_failures import Cut, Failed, read_stream
 from scripts.benchmarks.decode_limits import decode_limit
 from scripts.benchmarks.generation import check_counts, medians
 from scripts.benchmarks.generation_work import WORKS, make_cells, make_work
@@ -257,3 +258,16 @@ def test_peer_environment_has_no_torchvision(tmp_path: Path, monkeypatch: pytest
         archive.writestr("torchvision-0.1.dist-info/RECORD", "")
     python = peers.environment("peer", [str(wheel)], tmp_path / "environments")
     assert "None" in peers.run_command([python, "-c", "import importlib.util as u; print(u.find_spec('torchvision'))"])
+
+
+def test_stream_that_fails_before_its_first_piece_could_be_sent_again() -> None:
+    piece, usage, error = (
+        b"data: " + json.dumps(event).encode() + b"\n\n"
+        for event in ({"choices": [{"text": "A"}]}, {"choices": [], "usage": {"completion_tokens": 2}}, {"error": 1})
+    )
+    done = b"data: [DONE]\n\n"
+    assert read_stream(piece + piece + usage + done) == ("A", 2)
+    with pytest.raises(Cut):
+        read_stream(piece + error)
+    with pytest.raises(Failed):
+        read_stream(error)

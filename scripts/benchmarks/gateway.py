@@ -197,12 +197,13 @@ async def throughput(direct: Direct, through: Through, streams: int, seconds: fl
     rates: dict[str, list[float]] = {"direct": [], "gateway": []}
     for _ in range(2):
         for name, side in (("direct", direct), ("gateway", through)):
-            rates[name].append(await _rate(side, streams, seconds))
+            rates[name].append(await rate(side, streams, seconds))
     best = {name: float(np.mean(values)) for name, values in rates.items()}
     return {"streams": streams, **best, "rounds": rates, "share": best["gateway"] / best["direct"]}
 
 
-async def _rate(side: Direct | Through, streams: int, seconds: float) -> float:
+async def rate(side: Direct | Through, streams: int, seconds: float) -> float:
+    """Return the tokens a second of so many clients, each of which asks one request after the other."""
     start = time.perf_counter()
 
     async def client() -> int:

@@ -1,0 +1,116 @@
+"""Many Tritons behind one gateway: `scripts/bench cluster`.
+
+1. Overhead, by turns in one run: the gateway over one Triton, the gateway over four, and Ray Serve over four others.
+   Embeddings of all-MiniLM-L6-v2 and streams of a decoder (GPT-2 124M shape, random weights), both in int8.
+2. Failures of real processes under load, as `cluster_failures` describes.
+
+All share this machine's cores: the first part shows what a fleet costs, not how it scales.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from builder.clusters.ray.cluster import RayOptions, connected, serving
+from builder.common.samples import TEXTS
+from builder.serving.server.gateway import gateway
+from builder.serving.server.triton import free_ports, running
+from scripts.benchmarks import cluster_failures
+from scripts.benchmarks.circumstances import circumstances, refuse_other_machine, write_figures
+from scripts.benchmarks.embedding_servers import Door, closed_loop
+from scripts.benchmarks.gateway import Through, make_models, rate
+
+PARTS = ("overhead", "failures")
+TRITONS = 4
+CLIENTS = (1, 8, 32)
+ROUNDS = 2
+WARM_UP_S = 3.0  # every replica has loaded both models then
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="scripts/bench cluster")
+    parser.add_argument("--repository", type=Path, help="keep the models here; built there where they are not")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="default: both")
+    parser.add_argument(
+        "--seconds", type=float, default=5, help="of each side, number of clients and round (default 5)"
+    )
+    parser.add_argument("--failure-seconds", type=float, default=60, help="of each kind of failure (default 60)")
+    parser.add_argument("--output", type=Path, help="write the figures here, as JSON")
+    options = parser.parse_args()
+    figures: dict[str, Any] = circumstances()
+    refuse_other_machine(options.output, figures)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = options.repository or Path(scratch) / "repository"
+        make_models(folder)
+        if "overhead" in options.parts:
+            figures["overhead"] = overhead(folder, options.seconds)
+            show("overhead", figures["overhead"])
+        if "failures" in options.parts:
+            figures["failures"] = cluster_failures.measure(folder, TRITONS, options.failure_seconds)
+            show("failures", figures["failures"])
+    if options.output:
+        write_figures(options.output, figures)
+
+
+def overhead(folder: Path, seconds: float) -> list[dict[str, Any]]:
+    """Return requests a second, latencies and tokens a second of each side and number of clients."""
+    with sides(folder) as ports:
+        for port in ports.values():
+            _cell(port, max(CLIENTS), WARM_UP_S)
+        rows = []
+        for clients in CLIENTS:
+            cells: dict[str, list[dict[str, float]]] = {side: [] for side in ports}
+            for _ in range(ROUNDS):
+                for side, port in ports.items():
+                    cells[side].append(_cell(port, clients, seconds))
+            rows += [{"side": side, "clients": clients, **_means(cells[side])} for side in ports]
+    return rows
+
+
+@contextmanager
+def sides(folder: Path) -> Iterator[Mapping[str, int]]:
+    """Run all sides; yield their ports. The gateway over one Triton shares the first with the gateway over all."""
+    ports = {name: free_ports().http for name in ("gateway, 1", f"gateway, {TRITONS}", f"Ray, {TRITONS}")}
+    one, all_of_them, ray = ports.values()
+    deployed = RayOptions(repository=str(folder.resolve()), min_replicas=TRITONS, max_replicas=TRITONS, cores=0.25)
+    with ExitStack() as stack:
+        tritons = [stack.enter_context(running(folder)) for _ in range(TRITONS)]
+        stack.enter_context(gateway(tritons[0].url, "127.0.0.1", one))
+        stack.enter_context(gateway(",".join(triton.url for triton in tritons), "127.0.0.1", all_of_them))
+        stack.enter_context(connected(None))
+        stack.enter_context(serving(deployed, "127.0.0.1", ray))
+        yield ports
+
+
+def _cell(port: int, clients: int, seconds: float) -> dict[str, float]:
+    door = Door(port, "/v1/embeddings", lambda text: {"model": "minilm", "input": text})
+    requests, p50, p99 = closed_loop(door, TEXTS, clients, seconds)
+    tokens = asyncio.run(rate(Through(port), clients, seconds))
+    return {"requests_per_s": requests, "p50_ms": p50, "p99_ms": p99, "tokens_per_s": tokens}
+
+
+def _means(rounds: list[dict[str, float]]) -> dict[str, Any]:
+    means = {name: round(mean(each[name] for each in rounds), 2) for name in rounds[0]}
+    return {**means, "rounds": rounds}
+
+
+def show(title: str, rows: list[dict[str, Any]]) -> None:
+    columns = [name for name in rows[0] if name != "rounds"]
+    table = Table(*columns, title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*(str(row[name]) for name in columns))
+    Console(width=110).print(table)
+
+
+if __name__ == "__main__":
+    main()

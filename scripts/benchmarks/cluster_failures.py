@@ -1,0 +1,250 @@
+"""Failures of a fleet's real processes under load: requests that were sent, failed, were cut short, or were wrong.
+
+Two gateways over several Tritons, each Triton at a loopback address of its own, and clients that each wait for their
+answer: two thirds ask for embeddings, the others for streams. A client whose gateway does not answer asks the other
+one, as a load balancer would. In the middle half of each turn, one process is killed, stopped or slowed, or its network
+is cut. The network can be cut where this process may have a network namespace of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import http.client
+import json
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from builder.common.samples import TEXTS
+from builder.serving.server.gateway import Process, gateway
+from builder.serving.server.triton import TritonServer, free_ports, running
+
+CLIENTS = 12
+TOKENS = 24  # of each stream
+SIMILARITY = 0.99  # least cosine of an embedding to that of the text alone: int8 scales depend on the batch
+SLOW_CYCLE_S, SLOW_SHARE = 0.1, 0.1  # a slow Triton runs for this share of each cycle
+CLONE_NEWNET = 0x40000000  # of unshare(2)
+TIMEOUT_S = 120.0
+ERRORS = (OSError, http.client.HTTPException)  # of a connection whose gateway is gone
+
+
+def measure(folder: Path, tritons: int, seconds: float) -> list[dict[str, Any]]:
+    """Return the outcome of each kind of failure, in turns of so many seconds."""
+    is_isolated = isolate_network()
+    with ExitStack() as stack:
+        fleet = Fleet(folder, tritons, stack)
+        answers = [{text: fleet.ask(0, kind, text) for text in TEXTS} for kind in KINDS]
+        kinds: dict[str, Callable[[], Any]] = {
+            "none": nullcontext,
+            "a Triton is killed": fleet.triton_killed,
+            "a gateway is killed": fleet.gateway_killed,
+            "a Triton is stopped": fleet.triton_stopped,
+            "a Triton has a tenth of its speed": fleet.triton_slow,
+        }
+        if is_isolated:
+            kinds["a Triton's network is cut"] = fleet.network_cut
+        return [{"failure": name, **Turn(fleet, answers).run(failure, seconds)} for name, failure in kinds.items()]
+
+
+def isolate_network() -> bool:
+    """Give this process and its later children a network of their own, with the loopback device alone.
+
+    Return False if that is not permitted.
+    """
+    if shutil.which("ip") is None or ctypes.CDLL(None).unshare(CLONE_NEWNET):
+        return False
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    return True
+
+
+class Fleet:
+    """Tritons and two gateways over them. Each failure is a context; the first Triton or gateway fails in it."""
+
+    def __init__(self, folder: Path, tritons: int, stack: ExitStack) -> None:
+        self.folder, self.stack = folder, stack
+        self.hosts = [f"127.0.0.{number}" for number in range(1, tritons + 1)]
+        self.triton_ports = [free_ports(host) for host in self.hosts]
+        self.tritons = [self._start_triton(number) for number in range(tritons)]
+        self.ports = [free_ports().http for _ in range(2)]
+        self.gateways = [self._start_gateway(number) for number in range(2)]
+
+    def _start_triton(self, number: int) -> TritonServer:
+        host, ports = self.hosts[number], self.triton_ports[number]
+        return self.stack.enter_context(running(self.folder, host, ports))
+
+    def _start_gateway(self, number: int) -> Process:
+        urls = ",".join(triton.url for triton in self.tritons)
+        return self.stack.enter_context(gateway(urls, "127.0.0.1", self.ports[number]))
+
+    def ask(self, gateway: int, kind: str, text: str) -> Any:
+        """Return the embedding, or what `read_stream` returns. Raises one of ERRORS, Cut, or Failed."""
+        path, body = KINDS[kind]
+        connection = http.client.HTTPConnection("127.0.0.1", self.ports[gateway], timeout=TIMEOUT_S)
+        try:
+            name = "input" if kind == "embedding" else "prompt"
+            connection.request("POST", path, json.dumps({**body, name: text}), {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            try:
+                content = response.read()
+            except http.client.IncompleteRead as error:
+                raise (Cut if b"data:" in error.partial else http.client.HTTPException)() from error
+        finally:
+            connection.close()
+        if response.status != 200:
+            raise Failed(content.decode()[:300])
+        return _embedding(content) if kind == "embedding" else read_stream(content)
+
+    @contextmanager
+    def triton_killed(self) -> Iterator[None]:
+        os.killpg(self.tritons[1].process.pid, signal.SIGKILL)
+        yield
+        self.tritons[1] = self._start_triton(1)
+
+    @contextmanager
+    def gateway_killed(self) -> Iterator[None]:
+        self.gateways[0].kill()
+        yield
+        self.gateways[0] = self._start_gateway(0)
+
+    @contextmanager
+    def triton_stopped(self) -> Iterator[None]:
+        group = self.tritons[1].process.pid
+        os.killpg(group, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.killpg(group, signal.SIGCONT)
+
+    @contextmanager
+    def triton_slow(self) -> Iterator[None]:
+        group, ended = self.tritons[1].process.pid, threading.Event()
+
+        def slow_down() -> None:
+            while not ended.is_set():
+                os.killpg(group, signal.SIGSTOP)
+                time.sleep(SLOW_CYCLE_S * (1 - SLOW_SHARE))
+                os.killpg(group, signal.SIGCONT)
+                time.sleep(SLOW_CYCLE_S * SLOW_SHARE)
+
+        slowing = threading.Thread(target=slow_down)
+        slowing.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            slowing.join()
+
+    @contextmanager
+    def network_cut(self) -> Iterator[None]:
+        """Drop all packets to the second Triton, silently."""
+        route = ["blackhole", f"{self.hosts[1]}/32", "table", "local"]
+        subprocess.run(["ip", "route", "add", *route], check=True)
+        try:
+            yield
+        finally:
+            subprocess.run(["ip", "route", "del", *route], check=True)
+
+
+class Failed(Exception):
+    """A request that got an error, although it could have been sent to another Triton."""
+
+
+class Cut(Exception):
+    """A stream that ended early after its first piece, which cannot be sent again."""
+
+
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "embedding": ("/v1/embeddings", {"model": "minilm"}),
+    "stream": (
+        "/v1/completions",
+        {
+            "model": "writes",
+            "max_tokens": TOKENS,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        },
+    ),
+}
+
+
+class Turn:
+    """Clients for some seconds. `answers`: of each kind, the answer to each text alone."""
+
+    def __init__(self, fleet: Fleet, answers: Sequence[dict[str, Any]]) -> None:
+        self.fleet, self.answers = fleet, answers
+        self.counts: Counter[str] = Counter()
+        self.seconds: list[float] = []
+        self.errors: list[str] = []
+        self.stopping = threading.Event()
+
+    def run(self, failure: Callable[[], Any], seconds: float) -> dict[str, Any]:
+        """Return what became of the requests. The failure lasts for the middle half of the time."""
+        clients = [threading.Thread(target=self._client, args=(number,)) for number in range(CLIENTS)]
+        for client in clients:
+            client.start()
+        try:
+            time.sleep(seconds / 4)
+            with failure():
+                time.sleep(seconds / 2)
+            time.sleep(seconds / 4)
+        finally:
+            self.stopping.set()
+            for client in clients:
+                client.join()
+        counted = {name: self.counts[name] for name in ("sent", "failed", "cut", "wrong", "sent_again")}
+        p50, p99, longest = np.quantile(self.seconds, [0.5, 0.99, 1.0]).round(3).tolist()
+        return {**counted, "p50_s": p50, "p99_s": p99, "max_s": longest, "errors": self.errors[:5]}
+
+    def _client(self, number: int) -> None:
+        kind, turn = list(KINDS)[number % 3 == 0], number
+        while not self.stopping.is_set():
+            turn += 1
+            text, begun = TEXTS[turn % len(TEXTS)], time.monotonic()
+            self.counts["sent"] += 1
+            try:
+                if not self._is_right(kind, text, self._ask(number, kind, text)):
+                    self.counts["wrong"] += 1
+            except Cut:
+                self.counts["cut"] += 1
+            except (Failed, *ERRORS) as error:
+                self.counts["failed"] += 1
+                self.errors.append(repr(error))
+            self.seconds.append(time.monotonic() - begun)
+
+    def _ask(self, number: int, kind: str, text: str) -> Any:
+        try:
+            return self.fleet.ask(number % 2, kind, text)
+        except ERRORS:
+            self.counts["sent_again"] += 1
+            return self.fleet.ask(1 - number % 2, kind, text)
+
+    def _is_right(self, kind: str, text: str, answer: Any) -> bool:
+        alone = self.answers[list(KINDS).index(kind)][text]
+        return bool(answer @ alone >= SIMILARITY) if kind == "embedding" else bool(answer == alone)
+
+
+def _embedding(content: bytes) -> Any:
+    vector = np.array(json.loads(content)["data"][0]["embedding"])
+    return vector / np.linalg.norm(vector)
+
+
+def read_stream(content: bytes) -> tuple[str, int]:
+    """Return the first piece of a stream and its number of tokens. Raises Cut or Failed if it ends with an error.
+
+    Later pieces depend on the batch: the weights are random, so that two tokens may be almost equally likely.
+    """
+    *events, last = [event.removeprefix(b"data: ") for event in content.split(b"\n\n") if event]
+    if last != b"[DONE]":
+        raise (Cut if events else Failed)(last.decode()[:300])
+    return json.loads(events[0])["choices"][0]["text"], json.loads(events[-1])["usage"]["completion_tokens"]
