@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from builder.checkpoints.labelled.interval import difference_interval
 from builder.checkpoints.metrics import score_similarity
 from builder.cli import main
 from builder.common.samples import MORE_TEXTS, TEXTS
@@ -19,7 +20,6 @@ from builder.repository.check import check
 from builder.repository.report.evaluations import read_evaluations
 from builder.repository.report.record import read_report
 from builder.serving.evaluate.evaluate import beyond_gate, requests_of
-from builder.serving.evaluate.interval import difference_interval
 from builder.serving.server.triton import TritonServer, running
 from tests.models import join
 from tests.reports import REPORT

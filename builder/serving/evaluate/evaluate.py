@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from builder.checkpoints.labelled import Evaluation
+from builder.checkpoints.labelled.interval import difference_interval
 from builder.checkpoints.tasks.base import Answer, Sample, one_pipeline
 from builder.common.errors import ServeError
 from builder.repository.report.evaluations import LOWER_IS_BETTER, EvaluationRecord
 from builder.repository.report.record import BuildReport
 from builder.serving.client.client import Client
-from builder.serving.evaluate.interval import difference_interval
 
 IN_FLIGHT = 16  # requests, which the model's own queue batches
 ROWS = 16  # of one request
