@@ -31,7 +31,7 @@ from builder.common.distribution import DISTRIBUTION
 from builder.common.errors import SpecError
 from builder.options import load_pod_options, load_specs, make_spec
 from builder.repository.sharing.hosting import NAMES_THE_MODEL
-from builder.runtime.generation.adapter_files import ADAPTER
+from builder.runtime.adapter_files import ADAPTER
 from builder.serving.gateway.app import routes
 from builder.serving.gateway.context import GatewayState
 from builder.serving.gateway.endpoint import Endpoint

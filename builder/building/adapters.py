@@ -27,7 +27,7 @@ from builder.repository.adapters import AboutAdapter, adaptable_version, write_a
 from builder.repository.report.record import BuildReport, read_report
 from builder.runtime.contract import GenerationServing
 from builder.runtime.generation.executors.base import Executor, Geometry
-from builder.runtime.generation.executors.lora import LORA_A, LORA_B, Adapter
+from builder.runtime.lora import LORA_A, LORA_B, Adapter
 
 FP32 = "fp32"  # the variant whose probabilities are PyTorch's
 

@@ -17,9 +17,9 @@ import numpy as np
 from builder.common.errors import RepositoryError
 from builder.repository.transaction import changing
 from builder.repository.versions import require_front, served_number
+from builder.runtime.adapter_files import ABOUT, FOLDER, NAME, SUFFIX, adapter_arrays, adapter_names
 from builder.runtime.contract import ContractError, GenerationServing, load
-from builder.runtime.generation.adapter_files import ABOUT, FOLDER, NAME, SUFFIX, adapter_arrays, adapter_names
-from builder.runtime.generation.executors.lora import LORA_ROWS
+from builder.runtime.lora import LORA_ROWS
 
 
 @dataclass(frozen=True)

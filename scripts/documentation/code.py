@@ -11,8 +11,8 @@ from builder.checkpoints.tasks import all_tasks
 from builder.checkpoints.tasks.base import EncoderTask
 from builder.common.cards import CARDS
 from builder.common.releases import GPU_WHEELS, RELEASES
+from builder.runtime.adapter_files import ADAPTER
 from builder.runtime.fields import Field
-from builder.runtime.generation.adapter_files import ADAPTER
 from builder.runtime.generation.dialects import FOREIGN, FOREIGN_OUTPUTS
 from builder.runtime.generation.options import (
     COMMON,

@@ -23,8 +23,8 @@ from builder.options import make_spec
 from builder.repository.adapters import read_adapters, remove_adapter
 from builder.repository.check import check
 from builder.repository.report.record import BuildReport, read_report
+from builder.runtime.adapter_files import ALL_ADAPTERS, FOLDER, adapter_names
 from builder.runtime.fields import InputError
-from builder.runtime.generation.adapter_files import ALL_ADAPTERS, FOLDER, adapter_names
 from builder.runtime.generation.service import Service
 from builder.serving.plan.needs import published
 from tests.decoders import make_decoder, make_decoder_checkpoint

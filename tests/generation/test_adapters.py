@@ -25,7 +25,6 @@ from builder.options import WeightOptions
 from builder.runtime.contract import LayerShape, Session
 from builder.runtime.generation.beams import BeamSearch
 from builder.runtime.generation.decode_loop import DecodeLoop
-from builder.runtime.generation.executors.lora import LORA_A, Adapter
 from builder.runtime.generation.executors.onnxruntime import InProcess
 from builder.runtime.generation.options import RequestOptions
 from builder.runtime.generation.processors import Rules
@@ -33,6 +32,7 @@ from builder.runtime.generation.sampling import Sampler
 from builder.runtime.generation.scheduler import SchedulerLimits
 from builder.runtime.generation.sequences import BeamSequence, GeneratedSequence, Request
 from builder.runtime.generation.text import StopStrings
+from builder.runtime.lora import LORA_A, Adapter
 from tests.decoders import make_decoder
 from tests.generation.asked import Letters
 from tests.lora import save_lora

@@ -51,8 +51,8 @@ from builder.graphs.onnx.operators import CACHED_ATTENTION, STATEFUL
 from builder.graphs.onnx.projections import merge_projections
 from builder.runtime.contract import LayerShape
 from builder.runtime.generation.executors.base import HIDDEN_STATES
-from builder.runtime.generation.executors.lora import LORA_A, LORA_ROWS
 from builder.runtime.generation.executors.states import APPENDED_ROWS
+from builder.runtime.lora import LORA_A, LORA_ROWS
 
 STEP_INPUTS = ("input_ids", "position_ids", "seqlens_k", "total_sequence_length", "logits_positions")
 ELSEWHERE = "the decode loop keeps nothing else between tokens. vLLM may serve it: --engine vllm"

@@ -1,7 +1,7 @@
 """LoRA adapters in a graph: each linear layer adds x @ A[row] @ B[row], for the row's own adapter.
 
 The stacks of all adapters are inputs of the graph, so that one is added by writing into them, and rows with different
-adapters share a call. Inputs: builder/runtime/generation/executors/lora.py. Knows modules; knows no architecture.
+adapters share a call. Inputs: builder/runtime/lora.py. Knows modules; knows no architecture.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from builder.checkpoints.linear_layers import LinearLayer, linear_layers
 from builder.common.errors import ExportError
 from builder.options import BuildSpec
-from builder.runtime.generation.executors.lora import LORA_A, LORA_B, LORA_ROWS
+from builder.runtime.lora import LORA_A, LORA_B, LORA_ROWS
 
 PROBE = (2, 3)  # rows and tokens
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from ..adapter_files import ADAPTER
 from ..fields import JSON_TYPES, Field, InputError, Tensors
-from .adapter_files import ADAPTER
 from .dialects import translated
 from .options import (
     CHAT_OPTIONS,

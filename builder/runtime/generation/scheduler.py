@@ -34,8 +34,8 @@ from .speculation import Drafter
 from .stats import Stats
 
 if TYPE_CHECKING:
+    from ..lora import LoraStacks
     from .encoder_cache import EncoderCache
-    from .executors.lora import LoraStacks
 
 # With 16, speculation took longer than it saved (GPT-2 on OpenVINO, two cores).
 MAX_DECODE_TOKENS = 8  # maximum of a step that speculates

@@ -15,8 +15,8 @@ from typing import Any, Union
 
 import numpy as np
 
+from ..lora import Adapter
 from .beams import BeamSearch
-from .executors.lora import Adapter
 from .options import RequestOptions
 from .sampling import Sampler, TokenChoice, scored_choice
 from .speculation import DraftLength, PromptLookup

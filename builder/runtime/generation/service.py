@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
+from ..adapter_files import ALL_ADAPTERS, FOLDER, Adapters, adapter_names
 from ..contract import DRAFT, FILE, ContractError, GenerationServing, load_generation
 from ..cpus import refuse_cpu
 from ..fields import InputError, Tensors, refuse_large, refuse_long
-from .adapter_files import ALL_ADAPTERS, FOLDER, Adapters, adapter_names
 from .beams import BeamSearch
 from .checking import read_options
 from .decode_loop import DecodeLoop

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Protocol
 
-from builder.runtime.generation.adapter_files import ADAPTER, NAME
+from builder.runtime.adapter_files import ADAPTER, NAME
 from builder.serving.gateway.catalogue import ModelRegistry, model_not_found
 from builder.serving.gateway.errors import ApiError
 from builder.serving.gateway.served_model import ADAPTER_MARK, ServedModel

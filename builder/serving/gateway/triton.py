@@ -18,8 +18,8 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from builder.runtime.adapter_files import ADAPTER, ALL_ADAPTERS
 from builder.runtime.fields import Field
-from builder.runtime.generation.adapter_files import ADAPTER, ALL_ADAPTERS
 from builder.serving.gateway.backend import Metadata
 from builder.serving.gateway.errors import ApiError, ServerUnreachable, unavailable
 from builder.serving.gateway.http_responses import loads

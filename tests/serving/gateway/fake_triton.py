@@ -11,9 +11,9 @@ import numpy as np
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2, service_pb2
 
+from builder.runtime.adapter_files import ADAPTER
 from builder.runtime.encoder.task import PROMPT_TOKENS, TRUNCATE, TRUNCATED
 from builder.runtime.fields import Field
-from builder.runtime.generation.adapter_files import ADAPTER
 from builder.runtime.generation.options import COMMON, OUTPUTS, PROMPT, PROMPT_OUTPUTS
 from builder.runtime.tokens import TOKENIZE, TOKENS
 from builder.serving.gateway.backend import Backend, Metadata

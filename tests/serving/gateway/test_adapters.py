@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from builder.repository.config.render import CONFIG
-from builder.runtime.generation.adapter_files import ADAPTER
+from builder.runtime.adapter_files import ADAPTER
 from builder.runtime.generation.options import OUTPUTS, PROMPT_OUTPUTS
 from builder.serving.gateway.errors import ApiError
 from builder.serving.gateway.residency.repository_models import RepositoryModels

@@ -59,9 +59,9 @@ from builder.repository.config.entries import RepositoryEntry
 from builder.repository.layout.generating import lay_out_generating
 from builder.repository.report.record import BuildReport
 from builder.repository.verdict import Comparison, ParityBound
+from builder.runtime.adapter_files import ADAPTER
 from builder.runtime.contract import Arena, Chat, GenerationServing, LayerShape
 from builder.runtime.fields import Field
-from builder.runtime.generation.adapter_files import ADAPTER
 
 OTHER_START = (
     "its positions start at {first}, as it was trained; transformers' generate counts from 0, which makes other texts"

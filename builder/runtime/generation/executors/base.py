@@ -13,8 +13,8 @@ from ...contract import CacheType, LayerShape
 from ..block_manager import BlockManager
 
 if TYPE_CHECKING:
+    from ...lora import LoraStacks
     from ..encoder_cache import EncoderCache
-    from .lora import LoraStacks
 
 # above the usual top_k of requests, and below the limit of newer CUDA kernels (256, topk_hybrid.cuh)
 MAX_CANDIDATES = 128

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ...contract import GenerationServing, Session
+from ...lora import LORA_ROWS, LoraStacks
 from ...sessions import onnxruntime, open_session
 from .base import (
     HIDDEN_STATES,
@@ -28,7 +29,6 @@ from .base import (
     TokenCandidates,
     copy_slot,
 )
-from .lora import LORA_ROWS, LoraStacks
 from .states import APPENDED_ROWS, SlotStates
 
 Answer = TypeVar("Answer")  # destination of a call's outputs, except the cache

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tritonclient.grpc import service_pb2
 
-from builder.runtime.generation.adapter_files import ADAPTER
+from builder.runtime.adapter_files import ADAPTER
 from builder.serving.gateway.tensors import LENGTH
 
 BYTES_PER_TOKEN = 4  # of text, about; exact for token ids, which are INT32

@@ -12,7 +12,7 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2
 
-from builder.runtime.generation.adapter_files import ADAPTER
+from builder.runtime.adapter_files import ADAPTER
 from builder.serving.gateway.context import RequestContext
 from builder.serving.gateway.errors import ApiError, bad_field
 from builder.serving.gateway.served_model import ServedModel

@@ -14,7 +14,7 @@ from builder.common.errors import RepositoryError
 from builder.repository.config.render import CONFIG, parse
 from builder.repository.sharing.hosting import MODELS, hosted_repositories
 from builder.repository.versions import numbers_by_policy, version_numbers
-from builder.runtime.generation.adapter_files import FOLDER, adapter_names
+from builder.runtime.adapter_files import FOLDER, adapter_names
 from builder.runtime.hosted import HOSTED
 from builder.serving.gateway.catalogue import model_not_found
 from builder.serving.gateway.errors import ApiError, unavailable

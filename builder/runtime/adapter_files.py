@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from ..fields import Field, InputError
-from .executors.lora import LORA_A, LORA_B, Adapter, LoraStacks
+from .fields import Field, InputError
+from .lora import LORA_A, LORA_B, Adapter, LoraStacks
 
 ADAPTER = Field("lora_name", "TYPE_STRING", optional=True)  # input of a model built with --adapters
 FOLDER = "adapters"  # beside the version folders
