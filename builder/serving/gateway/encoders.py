@@ -10,6 +10,7 @@ import numpy as np
 import pydantic
 from tritonclient.grpc import service_pb2
 
+from builder.runtime.adapter_files import ADAPTER
 from builder.serving.gateway.context import RequestContext
 from builder.serving.gateway.errors import ApiError, bad_field
 from builder.serving.gateway.served_model import MODEL_INPUT, ServedModel
@@ -170,6 +171,8 @@ async def infer_rows(
         try:
             return await context.gateway.triton.infer(request, context.metadata)
         except ApiError as error:
+            if model.adapter and error.status == 400 and error.message.startswith(ADAPTER.name):
+                raise ApiError(404, error.message, param="model", code="model_not_found") from error
             if len(requests) > 1 and error.status == 400:
                 error.message = f"of the rows from {first}: {error.message}"
             raise
@@ -215,7 +218,8 @@ def _request(context: RequestContext, model: ServedModel, rows: Sequence[Row], o
         refuse_count(model.inputs[name], rows[0][name])
         values = [value for row in rows for value in row[name]]
         add_tensor(request, model.inputs[name], values, (len(rows), len(rows[0][name])))
-    for name, option in options.items():
+    adapter = {ADAPTER.name: model.adapter} if model.adapter else {}
+    for name, option in {**options, **adapter}.items():
         values = list(option) if isinstance(option, (list, tuple)) else [option]
         refuse_count(model.inputs[name], values)
         add_tensor(request, model.inputs[name], values * len(rows), (len(rows), len(values)))

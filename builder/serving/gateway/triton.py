@@ -49,7 +49,8 @@ QUEUE_FULL = ("wait already", "Exceeds maximum queue size")
 TIMED_OUT = ("time was over", "Request timeout expired")
 UNAVAILABLE = ("is not ready", "shutting down", "Stub process", "no version is available", "Request for unknown model")
 SERVER_ERRORS = ("failed inside the model", "Failed to process the request", "Internal")
-PROMPT_INPUT, TEXT = Field("text_input", "TYPE_STRING"), "text_output"
+PROMPT_INPUT = Field("text_input", "TYPE_STRING")
+TEXT, TOKENS = "text_output", "tokens"  # outputs with the names of adapters: of a generating model, and of an encoder
 ALL_MODELS, MODEL_LIST = "*", "models"  # asks a shared front for its models; the output that lists them
 STATUS = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
@@ -153,13 +154,13 @@ class Triton:
         return text
 
     async def adapters(self, name: str, has_batch: bool) -> list[str]:
-        """Return the adapters of a generating model that takes some."""
+        """Return the adapters of a model that takes some."""
         request, shape = service_pb2.ModelInferRequest(model_name=name), (1, 1) if has_batch else (1,)
         for field, value in ((PROMPT_INPUT, "-"), (ADAPTER, ALL_ADAPTERS)):
             add_tensor(request, field, [value], shape)
         try:
             async with asyncio.timeout(TIMEOUT_S), contextlib.aclosing(self.stream(request)) as answers:
-                texts = [outputs[TEXT].strings()[0] async for outputs in answers]
+                texts = [outputs[TEXT if TEXT in outputs else TOKENS].strings()[0] async for outputs in answers]
         except TimeoutError as error:
             raise ApiError(504, f"{name} does not list its adapters within {TIMEOUT_S:g} s", code="timeout") from error
         return [str(adapter) for adapter in loads("".join(texts))]

@@ -183,7 +183,7 @@ def _listed(context: RequestContext, model: ServedModel, kind: str, data: list[d
         "id": f"{kind}-{context.record.id}",
         "object": "list",
         "created": context.record.created_at,
-        "model": model.name,
+        "model": model.label,
         "data": [{"index": index, **entry} for index, entry in enumerate(data)],
         "usage": {"prompt_tokens": used, "total_tokens": used, "completion_tokens": 0},
     }

@@ -142,7 +142,7 @@ class FakeTriton(Backend, ModelIndex):
         raise ApiError(404, f"{front} is no shared front")
 
     async def adapters(self, name: str, has_batch: bool) -> list[str]:
-        assert not has_batch
+        assert has_batch == (MODELS[name][0] != "text-generation")
         if ADAPTER not in MODELS[name][1]:
             raise ApiError(400, "'lora_name' is not an option of this model")
         return self.adapter_names
@@ -156,6 +156,7 @@ class FakeTriton(Backend, ModelIndex):
             scale = 9 if "function_to_apply" in values else 1  # raw
             scores = [[scale * text.count("x") / max(1, len(text)) for text in row] for row in rows]
             return _outputs(score=np.array(scores, np.float32), prompt_tokens=_lengths(rows))
+        self._refuse_unknown([row[0] for row in values.get("lora_name", [])])
         texts = [row[0] for row in values["text_input"]]
         if any(not text.strip() for text in texts):
             raise ApiError(400, "text_input, row 0, is empty; send at least one character that is not a space")
@@ -186,10 +187,7 @@ class FakeTriton(Backend, ModelIndex):
         if "tokenize" in values:
             yield _told(values)
             return
-        adapter = values.get("lora_name", [""])[0]
-        if adapter not in ("", *self.adapter_names):
-            known = ", ".join(self.adapter_names)
-            raise ApiError(400, f"lora_name is {adapter!r}, which is not an adapter of this model; it has {known}")
+        self._refuse_unknown(values.get("lora_name", []))
         length, n = int(values.get("max_tokens", [8])[0]), int(values.get("n", [self.returned])[0])
         prompt = str(values.get("text_input", values.get("messages", values.get("input_ids", [""])))[0])
         if not prompt or not 1 <= length <= LONGEST:
@@ -230,6 +228,12 @@ class FakeTriton(Backend, ModelIndex):
                 yield {**whole_answer, **(_outputs(thinking=np.array([True])) if opened else {})}
         finally:
             self.running -= 1
+
+    def _refuse_unknown(self, adapters: Sequence[str]) -> None:
+        for adapter in adapters:
+            if adapter not in self.adapter_names:
+                known = ", ".join(self.adapter_names)
+                raise ApiError(400, f"lora_name is {adapter!r}, which is not an adapter of this model; it has {known}")
 
     def _read(self, request: service_pb2.ModelInferRequest, metadata: Metadata) -> dict[str, Any]:
         """Return the inputs of a request; raise an error where Triton would."""

@@ -27,9 +27,11 @@ BODIES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def _adapted_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the stand-in have a model that takes adapters."""
+    """Let the stand-in have models that take adapters: one that generates, and an embedder."""
     fields = (*OPTIONS, ADAPTER), (*OUTPUTS, *PROMPT_OUTPUTS)
     monkeypatch.setitem(MODELS, "adapted", ("text-generation", *fields, GUIDED))
+    task, inputs, outputs, parameters = MODELS["embeds"]
+    monkeypatch.setitem(MODELS, "tuned", (task, (*inputs, ADAPTER), outputs, parameters))
 
 
 @pytest.fixture
@@ -48,6 +50,33 @@ def test_model_name_selects_the_adapter(triton: FakeTriton, path: str) -> None:
     assert "lora_name" not in triton.requests.pop()
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": ["one", "two"]}),
+        ("/v2/embed", {"texts": ["one"], "input_type": "search_query", "embedding_types": ["float"]}),
+        ("/embed", {"inputs": "one"}),
+        ("/pooling", {"input": "one"}),
+    ],
+)
+def test_model_name_selects_the_adapter_of_an_embedder(triton: FakeTriton, path: str, body: dict[str, Any]) -> None:
+    app = gateway(triton)
+    answer = fetch(path, {"model": "tuned:sql", **body}, app)
+    assert answer.status == 200, answer.json
+    sent = triton.requests.pop()
+    assert sent["lora_name"] == [["sql"]] * len(sent["text_input"])
+    assert "model" not in answer.json or answer.json["model"] == "tuned:sql"
+    assert fetch(path, {"model": "tuned", **body}, app).status == 200
+    assert "lora_name" not in triton.requests.pop()
+
+
+def test_unknown_adapter_of_an_embedder_is_an_unknown_model(triton: FakeTriton) -> None:
+    body = {"model": "tuned:other", "input": ["a"] * 20}  # more than one request to the model
+    refused = fetch("/v1/embeddings", body, gateway(triton))
+    assert (refused.status, refused.error["code"], refused.error["param"]) == (404, "model_not_found", "model")
+    assert "it has poems, sql" in refused.error["message"]
+
+
 def test_adapters_are_listed_after_their_model(triton: FakeTriton) -> None:
     app = gateway(triton)
     listed = {model["id"]: model["parent"] for model in fetch("/v1/models", app=app).json["data"]}
@@ -55,8 +84,7 @@ def test_adapters_are_listed_after_their_model(triton: FakeTriton) -> None:
     at = names.index("adapted")
     assert names[at : at + 3] == ["adapted", "adapted:poems", "adapted:sql"]
     assert {name: parent for name, parent in listed.items() if parent} == {
-        "adapted:poems": "adapted",
-        "adapted:sql": "adapted",
+        f"{model}:{adapter}": model for model in ("adapted", "tuned") for adapter in ("poems", "sql")
     }
     assert fetch("/v1/models/adapted:sql", app=app).json["parent"] == "adapted"
     triton.adapter_names = ["new"]

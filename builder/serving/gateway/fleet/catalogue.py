@@ -48,7 +48,7 @@ class FleetIndex(ModelIndex):
         return await self._first(front, "", lambda triton: triton.hosted(front))
 
     async def adapters(self, name: str, has_batch: bool) -> list[str]:
-        """Return the adapters of a generating model."""
+        """Return the adapters of a model."""
         return await self._first(name, "", lambda triton: triton.adapters(name, has_batch))
 
     async def _first(self, name: str, version: str, ask: Callable[[Triton], Awaitable[T]]) -> T:

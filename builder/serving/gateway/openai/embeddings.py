@@ -79,7 +79,12 @@ async def create_embedding(context: RequestContext) -> dict[str, Any]:
     vectors = resize(vectors, size, "dimensions" if body.dimensions else "output_dimension", normalized=body.normalized)
     data = [{"object": "embedding", "index": i, "embedding": body.encoded(vector)} for i, vector in enumerate(vectors)]
     used = context.record.prompt_tokens
-    return {"object": "list", "data": data, "model": model.name, "usage": {"prompt_tokens": used, "total_tokens": used}}
+    return {
+        "object": "list",
+        "data": data,
+        "model": model.label,
+        "usage": {"prompt_tokens": used, "total_tokens": used},
+    }
 
 
 def _refuse_late_chunking(model: ServedModel, body: EmbeddingRequest, texts: int) -> None:
