@@ -6,6 +6,7 @@ its matrices.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,21 +14,27 @@ import numpy as np
 
 from builder.building.families.decoder import sample_rows
 from builder.building.verify.generation import DecoderAgreement, make_reference, measure, refuse_wrong_probabilities
+from builder.building.verify.parity import TOLERANCE, error_at, usual_references
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.linear_layers import LinearLayer
 from builder.checkpoints.lora import LoraAdapter, merged, read_lora
 from builder.checkpoints.resolve import resolve
+from builder.checkpoints.tasks import find_task
+from builder.checkpoints.tasks.base import encoder_task
 from builder.common.errors import CheckpointError, VerificationError
 from builder.common.machine import working_cores
 from builder.engines.decoding import Executors, opened
 from builder.engines.onnxruntime import signature
+from builder.graphs.export.encoder import task_graph
+from builder.graphs.export.rows import rows_of
 from builder.graphs.onnx.graph import read_graph
 from builder.options import make_spec
 from builder.repository.adapters import AboutAdapter, adaptable_version, write_adapter
 from builder.repository.report.record import BuildReport, read_report
-from builder.runtime.contract import GenerationServing
+from builder.runtime.contract import EncoderServing, GenerationServing, Serving
+from builder.runtime.encoder.executors import onnxruntime as encoding
 from builder.runtime.generation.executors.base import Executor, Geometry
-from builder.runtime.lora import LORA_A, LORA_B, Adapter
+from builder.runtime.lora import LORA_A, LORA_B, LORA_ROWS, Adapter
 
 FP32 = "fp32"  # the variant whose probabilities are PyTorch's
 
@@ -42,16 +49,20 @@ def add_adapter(repository: Path, model: str, name: str, source: str, base: str 
     folder, serving = adaptable_version(repository, model)
     assert serving.model is not None
     layers, max_rank = _adaptable_layers(folder / serving.model)
-    adapter = read_lora(source, layers, max_rank)
+    report = read_report(repository / model, folder.name)
+    adapter = read_lora(source, layers, max_rank, find_task(report.task).unused_weights)
     matrices = matrices_by_input(adapter)
     about = AboutAdapter(adapter.source, adapter.revision, adapter.sha256, adapter.base, adapter.rank)
-    report = read_report(repository / model, folder.name)
     checkpoint = _base(report, serving, base)
     if checkpoint is not None:
-        agreement = _compare(folder / serving.model, serving, checkpoint, adapter, Adapter(name, "", matrices))
-        _refuse_wrong(agreement, report, serving)
-        verified = f"{checkpoint.source} in PyTorch, with the adapter merged"
-        about = replace(about, verified=verified, error=agreement.error, agreement=agreement.mean)
+        served = Adapter(name, "", matrices)
+        about = replace(about, verified=f"{checkpoint.source} in PyTorch, with the adapter merged")
+        if isinstance(serving, EncoderServing):
+            about = replace(about, error=_encoder_error(folder, serving, checkpoint, adapter, served))
+        else:
+            agreement = _compare(folder / serving.model, serving, checkpoint, adapter, served)
+            _refuse_wrong(agreement, report, serving)
+            about = replace(about, error=agreement.error, agreement=agreement.mean)
     write_adapter(repository, model, name, matrices, about)
     return about
 
@@ -73,7 +84,7 @@ def matrices_by_input(adapter: LoraAdapter) -> dict[str, np.ndarray]:
     return matrices
 
 
-def _base(report: BuildReport, serving: GenerationServing, base: str | None) -> Checkpoint | None:
+def _base(report: BuildReport, serving: Serving, base: str | None) -> Checkpoint | None:
     """Return the checkpoint that the model was built from; None if `base` does not say where, and it is not on the Hub.
 
     Raises CheckpointError for another one, and for a `base` that is not there.
@@ -84,8 +95,9 @@ def _base(report: BuildReport, serving: GenerationServing, base: str | None) -> 
     spec = make_spec(
         model=base or built["source"],
         revision=built.get("revision") if base is None else None,
-        task=serving.task,
-        max_length=serving.arena.length,
+        task=report.task,
+        pooling=built.get("pooling"),
+        max_length=serving.max_length if isinstance(serving, EncoderServing) else serving.arena.length,
     )
     try:
         checkpoint = resolve(spec)
@@ -100,6 +112,33 @@ def _base(report: BuildReport, serving: GenerationServing, base: str | None) -> 
             f"{built.get('source')}; name that one with --base"
         )
     return checkpoint
+
+
+def _encoder_error(
+    folder: Path, serving: EncoderServing, checkpoint: Checkpoint, adapter: LoraAdapter, served: Adapter
+) -> float:
+    """Return the largest relative error of the served graph, with the adapter in each row, against PyTorch.
+
+    Raises VerificationError if it is too large.
+    """
+    assert serving.model is not None
+    executor, module = encoding.Executor(folder, serving), task_graph(checkpoint)
+    assert executor.lora is not None
+    (row,) = executor.lora.rows_of([served])
+
+    def infer(feeds: dict[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        return executor.infer({**feeds, LORA_ROWS: np.full(len(feeds["input_ids"]), row)})
+
+    with merged(checkpoint.model, adapter):
+        references = usual_references(module, rows_of(checkpoint), serving.max_length)
+    graph, per_token = read_graph(folder / serving.model), encoder_task(checkpoint.task).per_token
+    error = max(error_at(infer, graph, reference, per_token) for reference in references)
+    if not error <= TOLERANCE:
+        raise VerificationError(
+            f"the answers with the adapter are off by {error:.1e} of PyTorch's largest output; at most {TOLERANCE:.0e} "
+            "is right. Nothing was added"
+        )
+    return error
 
 
 def _compare(

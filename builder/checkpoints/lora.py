@@ -65,9 +65,12 @@ class LoraAdapter:
         return max(len(layer.a) for layer in self.layers.values())
 
 
-def read_lora(source: str, layers: Mapping[str, LinearLayer], max_rank: int) -> LoraAdapter:
+def read_lora(
+    source: str, layers: Mapping[str, LinearLayer], max_rank: int, unread: tuple[str, ...] = ()
+) -> LoraAdapter:
     """Read the adapter in a folder or of a Hub id, for a model in which adapters of `max_rank` may change `layers`.
 
+    Layers whose names begin with one of `unread` change no answer and are left out.
     Raises CheckpointError for an adapter that the graph cannot express.
     """
     folder, revision = fetch(source, None, weights=True)
@@ -78,7 +81,9 @@ def read_lora(source: str, layers: Mapping[str, LinearLayer], max_rank: int) -> 
     refuse_damaged([folder / WEIGHTS], source)
     config = _read_config(folder / CONFIG, source)
     matrices = {name: tensor.float().numpy() for name, tensor in load_file(folder / WEIGHTS).items()}
-    names = _layer_names(matrices, source)
+    names = [name for name in _layer_names(matrices, source) if not name.startswith(unread)]
+    if not names:
+        raise CheckpointError(f"{source} changes {' and '.join(unread)} alone, which no answer of this task reads")
     read = {}
     for name in names:
         a, b = (matrices[f"{PREFIX}{name}.lora_{part}.weight"] for part in "AB")

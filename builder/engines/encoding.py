@@ -44,6 +44,7 @@ class EncodingEngine:
     prepares_shapes: ClassVar[bool] = False  # True if the first run of a shape takes longer than those after it
     converts_to_half: ClassVar[bool] = False  # True if it converts a graph in fp32 to fp16 and bf16 itself
     runs_rest_in_half: ClassVar[bool] = False  # True if on a GPU the unquantised part runs in fp16
+    takes_adapters: ClassVar[bool] = False  # True if its graphs may take adapters, in process
 
     def reads_fused(self, target: str) -> bool:
         """Return True if it starts from the graph with ONNX Runtime's operators, not from one of standard operators."""

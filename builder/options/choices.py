@@ -100,7 +100,7 @@ class Choices(Options):
     tokens ahead; the text stays the same. Text generation on the CPU only."""
     adapters: int = Field(0, ge=0, le=512, json_schema_extra={"flag": True})
     """LoRA adapters that may answer at once, each request with its own; build-repo adapter adds and removes them. Text
-    generation with ONNX Runtime on the CPU only."""
+    generation, and embeddings in fp32, with ONNX Runtime on the CPU only."""
     adapter_rank: int = Field(16, ge=1, le=512, json_schema_extra={"flag": True})
     """Highest rank of an adapter; memory is reserved for it in each."""
     adapter_layers: str | None = Field(None, json_schema_extra={"flag": True})

@@ -15,18 +15,19 @@ from pathlib import Path
 import numpy as np
 
 from builder.common.errors import RepositoryError
+from builder.repository.config.render import CONFIG, parse
 from builder.repository.transaction import changing
 from builder.repository.versions import require_front, served_number
-from builder.runtime.adapter_files import ABOUT, FOLDER, NAME, SUFFIX, adapter_arrays, adapter_names
-from builder.runtime.contract import ContractError, GenerationServing, load
-from builder.runtime.lora import LORA_ROWS
+from builder.runtime.adapter_files import ABOUT, ADAPTER, FOLDER, NAME, SUFFIX, adapter_arrays, adapter_names
+from builder.runtime.contract import ContractError, Serving, load
 
 
 @dataclass(frozen=True)
 class AboutAdapter:
     """Origin of an adapter. `base`: the model that it was trained on; `verified`: what its answers were compared with.
 
-    `error`: largest difference of a log-probability; `agreement`: share of the most probable tokens that are the same.
+    `error`: largest difference of a log-probability, or of an embedding as a share of its largest number; `agreement`:
+    share of the most probable tokens that are the same.
     """
 
     source: str
@@ -39,7 +40,7 @@ class AboutAdapter:
     agreement: float | None = None
 
 
-def adaptable_version(repository: Path, model: str) -> tuple[Path, GenerationServing]:
+def adaptable_version(repository: Path, model: str) -> tuple[Path, Serving]:
     """Return the folder of the served version of `model`, and its settings.
 
     Raises RepositoryError if there is no such model, or it was built without --adapters.
@@ -48,10 +49,10 @@ def adaptable_version(repository: Path, model: str) -> tuple[Path, GenerationSer
     number = served_number(repository / model)
     folder = repository / model / str(number)
     try:
-        serving = load(folder)
+        serving, config = load(folder), parse((folder / CONFIG).read_text("utf-8"), model)
     except (ContractError, OSError) as error:
         raise RepositoryError(f"{model} cannot be read: {error}") from error
-    if not isinstance(serving, GenerationServing) or LORA_ROWS not in serving.inputs:
+    if all(field.name != ADAPTER.name for field in config.input):
         raise RepositoryError(f"{model} was built without --adapters: build it again with --adapters N")
     return folder, serving
 

@@ -1,4 +1,4 @@
-"""Keep the LoRA matrices of a graph's linear layers, stacked by adapter, and the adapter of each slot.
+"""Keep the LoRA matrices of a graph's linear layers, stacked by adapter, and the adapter of each row or slot.
 
 The graph adds x @ A[row] @ B[row] to the answer of each such layer, with `row` chosen by a row of the call
 (builder/graphs/export/lora.py). Row 0 of a stack has zeros: no adapter. Knows shapes; knows no engine and no files.
@@ -33,14 +33,14 @@ class LoraStacks:
     `capacity`: how many adapters they take at once.
     """
 
-    def __init__(self, shapes: "Mapping[str, Sequence[int]]", slots: int) -> None:
+    def __init__(self, shapes: "Mapping[str, Sequence[int]]", slots: int = 0) -> None:
         self.tensors = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
         self.capacity = min(len(tensor) for tensor in self.tensors.values()) - 1
         self.rows = np.zeros(slots, np.int64)
         self.active: "dict[str, int]" = {}  # row by digest, the most recent at the end
 
     @classmethod
-    def of(cls, shapes: "Iterable[tuple[str, Sequence[int]]]", slots: int) -> "LoraStacks | None":
+    def of(cls, shapes: "Iterable[tuple[str, Sequence[int]]]", slots: int = 0) -> "LoraStacks | None":
         """Return stacks for the inputs of a graph, (name, shape) each; None if it takes no adapters."""
         stacks = {name: shape for name, shape in shapes if name.startswith((LORA_A, LORA_B))}
         return cls(stacks, slots) if stacks else None
@@ -78,6 +78,16 @@ class LoraStacks:
                     tensor[row, : matrix.shape[0], : matrix.shape[1]] = matrix
         self.active[adapter.digest] = row
         return row
+
+    def rows_of(self, adapters: "Sequence[Adapter | None]") -> np.ndarray:
+        """Return the row of each of `adapters`, (adapters,) int64; of these at most `capacity` are different."""
+        together = {adapter.digest for adapter in adapters if adapter is not None}
+        return np.array([self.activate(adapter, together) for adapter in adapters], np.int64)
+
+    def beside(self, feeds: "Mapping[str, np.ndarray]") -> "dict[str, np.ndarray]":
+        """Return the inputs of a call with the stacks; its rows have no adapter unless LORA_ROWS is among `feeds`."""
+        rows = len(next(iter(feeds.values())))
+        return {LORA_ROWS: np.zeros(rows, np.int64), **feeds, **self.tensors}
 
     def _free_row(self, running: "Collection[str]") -> "int | None":
         """Return an unused row, or that of the least recent adapter that is not `running`."""

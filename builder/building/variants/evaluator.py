@@ -32,6 +32,7 @@ from builder.graphs.onnx.graph import Graph
 from builder.options import BuildSpec
 from builder.repository.layout.encoder import bucketed, serving_document
 from builder.repository.report.record import MeasuredVariant
+from builder.runtime.adapter_files import ADAPTER
 from builder.runtime.contract import FILE, Alike, EncoderServing, dump
 from builder.runtime.encoder.call_inputs import TASK
 from builder.runtime.encoder.pipeline import Pipeline
@@ -235,7 +236,8 @@ def make_evaluator(
     front.mkdir(exist_ok=True)  # an earlier attempt may have left it
     files = task.files(checkpoint)
     _write_front(front, serving, tokenizer, files)
-    fields = task.fields(parameters)
+    inputs, outputs = task.fields(parameters)
+    fields = ((*inputs, ADAPTER) if spec.adapters else inputs), outputs
     if spec.samples is not None:
         samples: tuple[Sample, ...] = load_samples(spec.samples, fields[0], task.labels)
     else:

@@ -108,7 +108,7 @@ def engine_latencies(infer: Infer, graph: Graph, rows: Rows, max_length: int, ch
     Rough times are enough even then: variants near the fastest are measured again as they will be served. Each shape
     is run once before, since an engine may have to prepare itself for it.
     """
-    runs = {shape: partial(infer, feed) for shape, feed in _feeds(graph.inputs, rows, max_length).items()}
+    runs = {shape: partial(infer, feed) for shape, feed in _feeds(graph.token_inputs, rows, max_length).items()}
     if not choosing and not encoding_engine(graph.engine).prepares_shapes:
         return _rough_latencies(runs)
     latencies = {}

@@ -92,7 +92,7 @@ def error_at(infer: Infer, graph: Graph, reference: BatchReference, per_token: b
 
     Raises VerificationError for NaN.
     """
-    actual = infer({name: reference.feeds[name] for name in graph.inputs})
+    actual = infer({name: reference.feeds[name] for name in graph.token_inputs})
     return max(
         _difference(name, output, actual[name], reference, per_token) for name, output in reference.outputs.items()
     )

@@ -55,6 +55,7 @@ class FeatureExtraction(EncoderTask):
     name = "feature-extraction"
     head = "feature-extraction"
     has_late_chunking = True
+    takes_adapters = True
     longest = 8192
     metric = "cosine"
     threshold = 0.99

@@ -58,6 +58,7 @@ class HybridGraph(TaskGraph):
 class HybridEmbedding(FeatureExtraction):
     name = "hybrid-embedding"
     has_late_chunking = False
+    takes_adapters = False
     metric = "lowest cosine of the three"
 
     def claims(self, config: PreTrainedConfig, saved_by: str | None) -> bool:

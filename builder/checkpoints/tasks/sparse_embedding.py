@@ -50,6 +50,7 @@ class SpladeGraph(TaskGraph):
 class SparseEmbedding(FeatureExtraction):
     name = "sparse-embedding"
     has_late_chunking = False
+    takes_adapters = False
     head = "fill-mask"
     precedence = 2
     per_token = False

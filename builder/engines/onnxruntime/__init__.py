@@ -20,6 +20,7 @@ from builder.graphs.onnx.graph import MODEL_FILE as MODEL_FILE
 from builder.graphs.onnx.graph import Graph, load_whole, save_graph
 from builder.graphs.onnx.rounding import rounded
 from builder.runtime.contract import Session
+from builder.runtime.lora import LoraStacks
 
 BACKEND = "onnxruntime"
 TYPES = {"FLOAT": "TYPE_FP32", "FLOAT16": "TYPE_FP16", "DOUBLE": "TYPE_FP64", "BFLOAT16": "TYPE_BF16"}
@@ -84,9 +85,14 @@ def _session(
 
 
 def run_with(session: onnxruntime.InferenceSession) -> Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]:
-    """Return an `infer` callable for the emitted pipeline: named arrays in, named arrays out."""
+    """Return an `infer` callable for the emitted pipeline: named arrays in, named arrays out; rows have no adapter."""
     names = [output.name for output in session.get_outputs()]
-    return lambda feeds: dict(zip(names, session.run(names, feeds), strict=True))
+    lora = LoraStacks.of((value.name, value.shape) for value in session.get_inputs())
+
+    def infer(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return dict(zip(names, session.run(names, feeds if lora is None else lora.beside(feeds)), strict=True))
+
+    return infer
 
 
 def infer(graph: Graph, threads: int, spinning: bool = False) -> Infer:

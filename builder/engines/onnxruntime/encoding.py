@@ -30,6 +30,7 @@ KEY_PADDING_MASK = 4  # of the inputs of MultiHeadAttention
 class OnnxRuntimeEncoding(EncodingEngine):
     name = BACKEND
     titles: ClassVar = {"cpu": "", "cuda": "CUDA", "tensorrt": "TensorRT by ONNX Runtime"}
+    takes_adapters: ClassVar = True
     variants = (
         Variant("fp32", BACKEND),
         Variant("fp16", BACKEND),

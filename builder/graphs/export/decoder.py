@@ -148,7 +148,7 @@ def export_decoder(
     caches = caches or cache_shapes(model)
     with refused_by_name(model):
         rows, first = table_rows(model), first_position(model)
-        stacks = {} if capacity is None else capacity.shapes(adaptable_layers(model))
+        stacks = {} if capacity is None else capacity.shapes(adaptable_layers(model, use_cache=False))
         _refuse_later_tokens(model)
         refuse_unseen_tokens(model, max_length)
         adapted = [name.removeprefix(LORA_A) for name in stacks if name.startswith(LORA_A)]

@@ -6,9 +6,11 @@ Knows modules and their inputs; knows no architecture and no task.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import onnx
 import torch
@@ -22,6 +24,7 @@ from builder.graphs.export.architectures import fused_attention
 from builder.graphs.export.attention import ONNXRUNTIME, UNFUSED
 from builder.graphs.export.chosen_experts import chosen_experts
 from builder.graphs.export.failure import reason
+from builder.graphs.export.lora import AdapterCapacity, adaptable_layers, adding_lora, drop_unread_stacks
 from builder.graphs.export.program import export_graph
 from builder.graphs.export.recurrence import recurrent_operators
 from builder.graphs.export.rows import TASK_INPUTS, Rows, rows_of
@@ -31,8 +34,10 @@ from builder.graphs.onnx.experts import order_experts
 from builder.graphs.onnx.graph import MODEL_FILE, Graph
 from builder.graphs.onnx.operators import ATTENTION, CACHED_ATTENTION
 from builder.runtime.encoder.call_inputs import TOKEN_SOURCES
+from builder.runtime.lora import LORA_A, LORA_ROWS
 
 EXAMPLE = (7, 5)  # tokens of each row of the example: sizes that no axis is specialised on
+NO_STACKS: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -50,12 +55,30 @@ class Export:
     shares_prefixes: bool = False
 
 
-def export(checkpoint: Checkpoint, folder: Path, shares_prefixes: bool = False) -> Export:
+class AdaptedGraph(torch.nn.Module):
+    """`task` with LoRA in the `layers` of its model; the row of the stacks for each row, and A and B, come last."""
+
+    def __init__(self, task: TaskGraph, layers: Sequence[str]) -> None:
+        super().__init__()
+        self.task, self.layers = task, tuple(layers)
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        own = len(self.task.inputs)
+        with adding_lora(self.task.model, self.layers, tensors[own:]):
+            outputs: tuple[torch.Tensor, ...] = self.task(*tensors[:own])
+        return outputs
+
+
+def export(
+    checkpoint: Checkpoint, folder: Path, shares_prefixes: bool = False, capacity: AdapterCapacity | None = None
+) -> Export:
     """Export the task's graph into `folder`. Raises ExportError if no graph can be made at all.
 
-    With `shares_prefixes`, a decoder whose answers stay the same computes equal beginnings of rows once.
+    With `shares_prefixes`, a decoder whose answers stay the same computes equal beginnings of rows once. `capacity`: of
+    adapters, None for none.
     """
     module, rows = task_graph(checkpoint), rows_of(checkpoint)
+    stacks = {} if capacity is None else capacity.shapes(adaptable_layers(module.model))
     path = folder / "exported" / MODEL_FILE
     layers = int(checkpoint.config.num_hidden_layers)
     shared = share_prefixes(module, rows) if shares_prefixes else None
@@ -63,10 +86,10 @@ def export(checkpoint: Checkpoint, folder: Path, shares_prefixes: bool = False) 
         graph = _try_export(shared, rows, path, SHARED)
         if not isinstance(graph, str) and _attentions(graph) == layers:
             return Export(graph, module, layers, layers, None, shares_prefixes=True)
-    graph = unfused = _try_export(module, rows, path, ONNXRUNTIME)
+    graph = unfused = _try_export(module, rows, path, ONNXRUNTIME, stacks)
     attentions = 0 if isinstance(graph, str) else _attentions(graph)
     if not attentions:
-        graph = _try_export(module, rows, path, UNFUSED)
+        graph = _try_export(module, rows, path, UNFUSED, stacks)
     if isinstance(graph, str):
         raise ExportError(f"{checkpoint.source} ({checkpoint.config.model_type}) does not export: {graph}")
     warning = None
@@ -96,7 +119,9 @@ def _attentions(graph: Graph) -> int:
     return graph.operators[ATTENTION] + graph.operators[CACHED_ATTENTION]
 
 
-def _try_export(module: TaskGraph, rows: Rows, path: Path, attention: str) -> Graph | str:
+def _try_export(
+    module: TaskGraph, rows: Rows, path: Path, attention: str, stacks: Mapping[str, tuple[int, ...]] = NO_STACKS
+) -> Graph | str:
     """Return the graph of `module` with an implementation of attention, or the reason why there is none."""
     model: PreTrainedModel = module.model
     before = model.config._attn_implementation
@@ -104,7 +129,7 @@ def _try_export(module: TaskGraph, rows: Rows, path: Path, attention: str) -> Gr
         own = nullcontext() if attention == UNFUSED else fused_attention(model)
         with own, chosen_experts(model), recurrent_operators(module):
             model.set_attn_implementation(attention)
-            return export_module(module, rows, path)
+            return export_module(module, rows, path, stacks)
     except Exception as error:  # torch.export raises whatever the model's own code raises
         if find_disk_full_error(error) is not None:
             raise  # an error of the disk, not of the model
@@ -113,17 +138,26 @@ def _try_export(module: TaskGraph, rows: Rows, path: Path, attention: str) -> Gr
         model.set_attn_implementation(before)
 
 
-def export_module(module: TaskGraph, rows: Rows, path: Path) -> Graph:
-    """Export `module` as it is, with dynamic batch and sequence axes."""
+def export_module(
+    module: TaskGraph, rows: Rows, path: Path, stacks: Mapping[str, tuple[int, ...]] = NO_STACKS
+) -> Graph:
+    """Export `module` with dynamic batch and sequence axes; `stacks`: shapes of those of adapters, by input."""
     batch, sequence = (torch.export.Dim(name) for name in ("batch", "sequence"))
     example = rows.feeds(module.inputs, EXAMPLE)
     tensors = [torch.from_numpy(example[name]) for name in module.inputs]
     own = {name: torch.export.Dim(axis) for name, axis in TASK_INPUTS.items()}
     axes = [{0: batch, 1: own.get(name, sequence)} for name in module.inputs]
-    return export_graph(path, module, tensors, axes, module.inputs, module.outputs, _rewrite)
+    if not stacks:
+        return export_graph(path, module, tensors, axes, module.inputs, module.outputs, _rewrite)
+    tensors += [torch.zeros(len(EXAMPLE), dtype=torch.int64), *(torch.zeros(shape) for shape in stacks.values())]
+    axes += [{0: batch}, *({} for _ in stacks)]
+    layers = [name.removeprefix(LORA_A) for name in stacks if name.startswith(LORA_A)]
+    adapted = AdaptedGraph(module, layers)
+    return export_graph(path, adapted, tensors, axes, [*module.inputs, LORA_ROWS, *stacks], module.outputs, _rewrite)
 
 
 def _rewrite(model: onnx.ModelProto) -> None:
     """Rewrite in place what operators take in another form than torch exports it."""
+    drop_unread_stacks(model.graph)
     order_experts(model)
     split_bands(model)

@@ -71,22 +71,23 @@ class AdapterCapacity:
         return shapes
 
 
-def adaptable_layers(model: PreTrainedModel) -> dict[str, LinearLayer]:
-    """Return the linear layers that read all tokens of each row in their order, found by a run.
+def adaptable_layers(model: PreTrainedModel, **options: Any) -> dict[str, LinearLayer]:
+    """Return the linear layers that read all tokens of each row in their order, found by a run with `options`.
 
-    Others, such as an expert's, read some tokens of all rows together, and cannot tell whose they are.
+    Others, such as an expert's, read some tokens of all rows together, and cannot tell whose they are; or they read
+    something else as well, such as positions that all rows share.
     """
-    reading, layers = set(), linear_layers(model)
+    layers = linear_layers(model)
+    reads_rows: dict[str, list[bool]] = {name: [] for name in layers}
 
     def note(name: str, module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
-        if isinstance(arguments[0], torch.Tensor) and tuple(arguments[0].shape[:-1]) == PROBE:
-            reading.add(name)
+        reads_rows[name].append(isinstance(arguments[0], torch.Tensor) and tuple(arguments[0].shape[:-1]) == PROBE)
 
     with ExitStack() as hooks, torch.no_grad():
         for name in layers:
             hooks.enter_context(model.get_submodule(name).register_forward_pre_hook(partial(note, name)))
-        model(input_ids=torch.arange(5, 5 + PROBE[0] * PROBE[1]).reshape(PROBE), use_cache=False)
-    return {name: layer for name, layer in layers.items() if name in reading}
+        model(input_ids=torch.arange(5, 5 + PROBE[0] * PROBE[1]).reshape(PROBE), **options)
+    return {name: layer for name, layer in layers.items() if reads_rows[name] and all(reads_rows[name])}
 
 
 @contextmanager

@@ -54,7 +54,7 @@ def serving_document(
         max_length=max_length,
         truncate=spec.truncate,
         truncation_side=truncation_side,
-        inputs=sources(graph.inputs),
+        inputs=sources(graph.token_inputs),
         outputs=graph.outputs,
         pad=pad,
         batching=Batching(token_budget, spec.max_batch_size, spec.serving.call_cost, buckets, alike, shares_prefixes),
@@ -152,7 +152,7 @@ def in_process(
     """Return `serving` of a front that runs `graph` itself, and `rows` of it before the first request."""
     engine = graph_engine(graph.engine)
     session = engine.session(graph, options.session_threads, options.serving.spinning)
-    warm_up = [{name: row[name] for name in graph.inputs} for row in rows]
+    warm_up = [{name: row[name] for name in graph.token_inputs} for row in rows]
     return replace(serving, executor=graph.engine, model=engine.facts.model_file, session=session, warm_up=warm_up)
 
 

@@ -18,6 +18,7 @@ from builder.common.errors import RepositoryError
 from builder.repository.config.render import CONFIG, parse
 from builder.repository.report.record import REPORT
 from builder.repository.transaction import RepositoryChange
+from builder.runtime.adapter_files import ADAPTER
 from builder.runtime.contract import ContractError, EncoderServing, load
 from builder.runtime.hosted import HOSTED, Hosted, HostedModel, dump_hosted
 
@@ -85,6 +86,8 @@ def hosted_model(entry: Path, version: int) -> HostedModel:
             f"version {version} of {name} is of an earlier build-repo, before shared fronts: build it again"
         )
     config = config_of(entry, version)
+    if any(field.name == ADAPTER.name for field in config.input):
+        raise RepositoryError(f"{name} was built with --adapters, which a shared front does not have: leave it its own")
     return HostedModel(
         version=version,
         build=hashlib.sha256((folder / REPORT).read_bytes()).hexdigest()[:16],

@@ -1,6 +1,7 @@
 """Make the inputs that one call gives an encoder's engine: int64 arrays by name, (rows, longest row).
 
-Knows which part of a row each input takes, padding and buckets; knows nothing about tasks or engines.
+With adapters, also the row of the stacks for each row of the call, (rows,). Knows which part of a row each input takes,
+padding and buckets; knows nothing about tasks or engines.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..contract import EncoderServing
+from ..lora import LORA_ROWS, LoraStacks
 from .cutting import smallest_bucket
 
 if TYPE_CHECKING:
@@ -26,13 +28,16 @@ def sources(names: "Sequence[str]") -> "dict[str, str]":
 
 
 class CallInputs:
-    """Inputs of the calls of the front that `serving` describes."""
+    """Inputs of the calls of the front that `serving` describes, whose graph reads the stacks `lora`."""
 
-    def __init__(self, serving: EncoderServing) -> None:
-        self.serving = serving
+    def __init__(self, serving: EncoderServing, lora: "LoraStacks | None" = None) -> None:
+        self.serving, self.lora = serving, lora
 
     def of(self, rows: "Sequence[Row]") -> "tuple[dict[str, np.ndarray], tuple[int, int]]":
-        """Pad rows to the longest, or to a bucket. Return each input of the engine, and the rows and tokens of each."""
+        """Pad rows to the longest, or to a bucket. Return each input of the engine, and the rows and tokens of each.
+
+        The adapters of the rows are written into the stacks: run the call before the next one is made.
+        """
         call = len(rows), max(1, *(len(row.encoding) for row in rows))
         bucket = smallest_bucket(call, self.serving.batching.buckets)
         inputs = {}
@@ -40,6 +45,8 @@ class CallInputs:
             values = [row.feeds[name] if source == TASK else getattr(row.encoding, source) for row in rows]
             array = pad(values, self.serving.pad.get(name, 0))
             inputs[name] = array if bucket == call else self._fill(name, array, bucket)
+        if self.lora is not None:  # the engines with adapters need no buckets
+            inputs[LORA_ROWS] = self.lora.rows_of([row.adapter for row in rows])
         return inputs, bucket
 
     def warm_up(self) -> "Iterator[dict[str, np.ndarray]]":

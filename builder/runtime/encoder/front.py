@@ -21,6 +21,6 @@ def open_front(folder: Path) -> Pipeline:
     if not Path(__file__).with_name("executors").joinpath(f"{serving.executor}.py").is_file():
         raise ContractError(f"serving.json.executor is {serving.executor!r}, which is not here. Build the model again")
     executor = importlib.import_module(f".executors.{serving.executor}", __package__).Executor(folder, serving)
-    pipeline = Pipeline(folder, executor.infer, executor.map_calls)
+    pipeline = Pipeline(folder, executor.infer, executor.map_calls, getattr(executor, "lora", None))
     pipeline.warm_up()
     return pipeline

@@ -7,6 +7,7 @@ build or a test.
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,10 @@ from typing import Any, Union
 import numpy as np
 from tokenizers import Encoding
 
+from ..adapter_files import ADAPTER, ALL_ADAPTERS, FOLDER, Adapters, adapter_names
 from ..contract import load_encoder
-from ..fields import InputError, Tensors, as_bytes, option, refuse_large
+from ..fields import InputError, Tensors, any_text, as_bytes, option, refuse_large
+from ..lora import Adapter, LoraStacks
 from ..tokens import TOKENIZE, TOKENS
 from .call_inputs import CallInputs, pad
 from .cutting import cut, cut_sharing
@@ -62,9 +65,15 @@ class Counts:
 
 
 class Pipeline:
-    """The whole path of a front model, without Triton."""
+    """The whole path of a front model, without Triton. `lora`: stacks of the adapters that its requests may name."""
 
-    def __init__(self, folder: Path, infer: Infer, map_calls: Callable[..., Iterable[Any]] = map) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        infer: Infer,
+        map_calls: Callable[..., Iterable[Any]] = map,
+        lora: LoraStacks | None = None,
+    ) -> None:
         self.serving = load_encoder(folder)
         package = importlib.import_module(f".tasks.{self.serving.task}", __package__)
         task_type: type[Task] = package.Task
@@ -72,7 +81,8 @@ class Pipeline:
             folder / "tokenizer.json", task_type.offsets, self.serving.truncation_side, task_type.split_words
         )
         self.task = task_type(self.serving, self.text, folder)
-        self.inputs = CallInputs(self.serving)
+        self.adapters = None if lora is None else Adapters(folder.parent / FOLDER, lora)
+        self.inputs = CallInputs(self.serving, lora)
         self.infer = infer
         self.map_calls = map_calls
         self.counts = Counts()
@@ -93,15 +103,22 @@ class Pipeline:
     def feeds(self, requests: Sequence[Tensors]) -> tuple[list[dict[str, np.ndarray]], dict[int, Answer]]:
         """Return the engine's inputs for these requests, call by call, and, by index, the answers that need no call."""
         answers, works = self._read(requests)
-        return [feeds for _, feeds in self._calls(works)], answers
+        return [self._feeds(rows) for _, rows in self._calls(works)], answers
 
     def _read(self, requests: Sequence[Tensors]) -> tuple[dict[int, Answer], dict[int, PendingRequest]]:
         """Return answers that need no engine (errors, tokens, queries of a table), and the requests that need it."""
         answers: dict[int, Answer] = {}
         jobs: dict[int, EncodingJob] = {}
+        adapters: dict[int, Adapter] = {}
         for index, tensors in enumerate(requests):
             try:
                 refuse_large(tensors, self.serving.limits)
+                if self.adapters is not None and (name := any_text(tensors, ADAPTER.name)):
+                    if name == ALL_ADAPTERS:
+                        listed = json.dumps(adapter_names(self.adapters.folder))
+                        answers[index] = {TOKENS.name: as_bytes([[listed]])}
+                        continue
+                    adapters[index] = self.adapters.find(name)
                 job = self.task.read(tensors)
                 if option(tensors, TOKENIZE.name, False):
                     answers[index] = {TOKENS.name: as_bytes([[one] for one in self.text.tokens(job.texts)])}
@@ -119,6 +136,8 @@ class Pipeline:
                 if isinstance(encoded, Exception):
                     raise encoded
                 rows = self.task.rows(job, encoded)
+                for row in rows:
+                    row.adapter = adapters.get(index)
                 self.task.refuse_many(sum(len(row.encoding) for row in rows), len(rows))
                 works[index] = PendingRequest(job, rows, [{}] * len(rows))
             except Exception as error:
@@ -152,7 +171,8 @@ class Pipeline:
         """Run all rows of all requests; return the requests whose call failed."""
         failed: dict[int, Exception] = {}
         calls = self._calls(works)
-        results = (self.map_calls if len(calls) > 1 else map)(self._try_infer, [feeds for _, feeds in calls])
+        feeds = (self._feeds(rows) for _, rows in calls)  # in turn: a call may need the stacks of the one before it
+        results = (self.map_calls if len(calls) > 1 else map)(self._try_infer, feeds)
         for (places, _), outputs in zip(calls, results):
             if isinstance(outputs, Exception):
                 failed.update({index: outputs for index, _ in places})
@@ -161,21 +181,27 @@ class Pipeline:
                 works[index].outputs[position] = {name: array[at] for name, array in outputs.items()}
         return failed
 
-    def _calls(self, works: Mapping[int, PendingRequest]) -> list[tuple[list[tuple[int, int]], dict[str, np.ndarray]]]:
-        """Return calls of rows of similar length: their rows, as (request, index), and the engine's inputs."""
+    def _calls(self, works: Mapping[int, PendingRequest]) -> list[tuple[list[tuple[int, int]], list[Row]]]:
+        """Return calls of rows of similar length: the places of their rows, as (request, index), and the rows."""
         places = [(index, position) for index, work in works.items() for position in range(len(work.rows))]
         rows = [works[index].rows[position] for index, position in places]
         calls = [call for group in self._alike(rows) for call in self._cut(rows, group)]
-        return [([places[i] for i in call], self._feeds([rows[i] for i in call])) for call in calls]
+        return [([places[i] for i in call], [rows[i] for i in call]) for call in calls]
 
     def _alike(self, rows: Sequence[Row]) -> list[list[int]]:
-        """Group rows that may share a call: all or, if the model needs it, those of one length or token count."""
+        """Group rows that may share a call: all or, if the model needs it, those of one length or token count.
+
+        The rows of a group have no more adapters than the stacks take at once.
+        """
         alike = self.serving.batching.alike
-        groups: dict[int, list[int]] = {}
+        groups: dict[tuple[int, int], list[int]] = {}
+        adapters: dict[str, int] = {}
         for index, row in enumerate(rows):
-            ids = row.encoding.ids
+            ids, part = row.encoding.ids, 0
             kind = 0 if alike is None else len(ids) if alike == "length" else ids.count(alike)
-            groups.setdefault(kind, []).append(index)
+            if self.adapters is not None and row.adapter is not None:
+                part = adapters.setdefault(row.adapter.digest, len(adapters)) // self.adapters.stacks.capacity
+            groups.setdefault((kind, part), []).append(index)
         return list(groups.values())
 
     def _cut(self, rows: Sequence[Row], group: Sequence[int]) -> list[list[int]]:

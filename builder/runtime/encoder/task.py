@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tokenizers import Encoding
@@ -16,6 +16,9 @@ from tokenizers import Encoding
 from ..contract import EncoderServing
 from ..fields import Field, InputError, Tensors, option
 from .text import Text, TextEncoder, Truncation
+
+if TYPE_CHECKING:
+    from ..lora import Adapter
 
 Outputs = Mapping[str, np.ndarray]
 
@@ -32,12 +35,16 @@ class EncodingJob:
 
 @dataclass
 class Row:
-    """One row of the engine's batch. `feeds` are per-row inputs beyond the tokeniser's, each 1-D int64."""
+    """One row of the engine's batch.
+
+    `feeds` are per-row inputs beyond the tokeniser's, each 1-D int64. `adapter`: None for the model as it is.
+    """
 
     encoding: Encoding
     source: int
     truncated: bool = False
     feeds: dict[str, list[int]] = field(default_factory=dict)
+    adapter: Adapter | None = field(default=None, kw_only=True)  # after those of subclasses
 
 
 class Task:

@@ -97,6 +97,10 @@ def plan(specs: Sequence[BuildSpec], pods: int = 1) -> tuple[tuple[ModelPlan, ..
 def _plan(spec: BuildSpec, load: Load, needs: ModelNeeds) -> ModelPlan:
     if needs.kind == "generation":
         return plan_on_gpu(spec, load, needs) if spec.target != "cpu" else plan_generating(spec.capacity, load, needs)
+    if spec.adapters and load.distinct_texts is not None:
+        raise SpecError(
+            f"{spec.entry_name}: distinct_texts sizes a response cache, which --adapters cannot have: leave one out"
+        )
     found = plan_on_gpu(spec, load, needs) if spec.target != "cpu" else plan_encoder(spec.capacity, load, needs)
     return replace(found, notes=(*found.notes, _queue_note(spec)))
 

@@ -46,6 +46,7 @@ def needs_of_checkpoint(spec: BuildSpec) -> ModelNeeds:
     measured = "; ".join(filter(None, [NOT_MEASURED, not_as_stored(spec.precision, checkpoint)]))
     if family in ("encoder", "static"):
         token = _encoder_token(checkpoint.model, length, FP32) if family == "encoder" else 0
+        size += AdapterCapacity.of(spec).bytes(linear_layers(checkpoint.model)) if spec.adapters else 0
         return ModelNeeds("encoder", size, length, measured=measured, call_token=token)
     with torch.device("meta"):
         if family == "decoder":

@@ -155,6 +155,12 @@ def test_plan_sizes_the_response_cache_for_distinct_texts() -> None:
     assert plan.settings["serving.response_cache"] is True
 
 
+def test_plan_refuses_a_response_cache_beside_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "needs_of", lambda spec: ENCODER)
+    with pytest.raises(SpecError, match="it: distinct_texts sizes a response cache, which --adapters cannot"):
+        machine.plan([make_spec(model="org/it", adapters=1, load={"requests_per_s": 1, "distinct_texts": 9})])
+
+
 def test_plan_without_latencies_has_no_speed() -> None:
     plan = _encoder({"p99_ms": 1}, ModelNeeds("encoder", 100_000_000, 256, measured="not measured: build it"))
     assert plan.cores is None

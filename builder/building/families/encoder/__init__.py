@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,14 +27,15 @@ from builder.building.verify.quality import SERVED_TOLERANCE
 from builder.building.verify.recording import graph_case
 from builder.building.verify.runtimes import Replay
 from builder.checkpoints.checkpoint import Checkpoint
+from builder.checkpoints.linear_layers import linear_layers
 from builder.checkpoints.tasks.base import encoder_task
 from builder.common.errors import CheckpointError, SpecError, VerificationError
 from builder.common.machine import cpu
-from builder.common.memory import encoder_call, weights_bytes
+from builder.common.memory import encoder_call, refuse_slots, weights_bytes
 from builder.common.progress import Stage
 from builder.common.releases import runtime_has
 from builder.common.workplace import require_disk_space
-from builder.engines import graph_engine, stays_in_file
+from builder.engines import graph_engine, graph_engines, stays_in_file
 from builder.engines.encoding import Variant, encoding_engine
 from builder.engines.gpu import refuse_size
 from builder.engines.onnxruntime import BACKEND
@@ -41,6 +43,7 @@ from builder.engines.optimise.compaction import compact
 from builder.engines.optimise.fusion import fuse
 from builder.engines.optimise.pruning import prune
 from builder.graphs.export.encoder import export, task_graph
+from builder.graphs.export.lora import AdapterCapacity
 from builder.graphs.export.rows import rows_of
 from builder.graphs.onnx.bands import repeat_biases
 from builder.graphs.onnx.experts import run_all_experts
@@ -58,7 +61,7 @@ def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -
 
     Raises SpecError for an option that encoders do not have, CheckpointError for a model of several parts or of bytes.
     """
-    of_loops = ("--beams", "--max-answer", "--cache-gb", "--draft", "--adapters")
+    of_loops = ("--beams", "--max-answer", "--cache-gb", "--draft")
     generating = (*of_loops, "serving.tool_parser", "serving.batch_dimension")
     given = given_options(spec, *generating)
     if given:
@@ -67,7 +70,10 @@ def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -
         raise SpecError(f"--late-chunking is for embeddings of one vector a text; {checkpoint.task.name} has none")
     refuse_without_process(spec)
     _refuse_composed(checkpoint)
-    return Encoder(spec, checkpoint, folder, tuple(requested_variants(spec, cpu()["flags"])))
+    variants = tuple(requested_variants(spec, cpu()["flags"]))
+    if spec.adapters:
+        _refuse_adapters(spec, checkpoint, variants)
+    return Encoder(spec, checkpoint, folder, variants)
 
 
 def refuse_without_process(spec: BuildSpec) -> None:
@@ -83,6 +89,30 @@ def refuse_without_process(spec: BuildSpec) -> None:
         )
     if spec.serving.optimization_level:
         raise SpecError("serving.optimization_level is for Triton's own backends: leave it out, or use --executor bls")
+
+
+def _refuse_adapters(spec: BuildSpec, checkpoint: Checkpoint, variants: Sequence[Variant]) -> None:
+    """Raise SpecError for --adapters with a task, an engine or another option that has none, or for too many."""
+    if not encoder_task(checkpoint.task).takes_adapters:
+        raise SpecError(f"--adapters is for text generation and embeddings; {checkpoint.task.name} takes none")
+    able = [one.name for one in graph_engines() if one.encoding is not None and one.encoding.takes_adapters]
+    if not spec.in_process or any(one.engine not in able or one.precision != "fp32" for one in variants):
+        engines = ", ".join(f"--engine {name}" for name in able)
+        raise SpecError(f"--adapters of an encoder is for {engines} with --precision fp32, in process on the CPU")
+    others = {
+        "--prune": spec.prune is not None,
+        "--late-chunking": spec.late_chunking,
+        "serving.response_cache": spec.serving.response_cache,  # an adapter may be replaced by another of its name
+    }
+    for option in (name for name, is_given in others.items() if is_given):
+        raise SpecError(f"--adapters does not go with {option}: leave one out")
+    refuse_slots(
+        AdapterCapacity.of(spec).bytes(linear_layers(checkpoint.model)) * spec.instances,
+        spec.usable_memory,
+        "the adapters need",
+        f"{spec.adapters} of rank {spec.adapter_rank} in each of {spec.instances} instances",
+        "--adapters, --adapter-rank or --instances",
+    )
 
 
 def _refuse_composed(checkpoint: Checkpoint) -> None:
@@ -114,7 +144,7 @@ class Encoder:
         require_disk_space(weights_bytes(module), GRAPHS)
         long = long_references(module, rows_of(checkpoint), checkpoint.max_length)
         begin_alike = self.spec.target == "cpu" and encoder_task(checkpoint.task).rows_begin_alike
-        return ExportedEncoder(export(checkpoint, self.folder, begin_alike), long)
+        return ExportedEncoder(export(checkpoint, self.folder, begin_alike, self._adapters), long)
 
     def reference(self, exported: ExportedEncoder) -> MeasuredVariant:
         """Measure PyTorch; its answers to the samples come once the front that reads them exists."""
@@ -130,7 +160,9 @@ class Encoder:
         Engines without the operator that reads the chosen experts alone run all of them; those in which heads do not
         share a bias get one for each.
         """
-        graph, empty = compact(exported.export.graph, self.folder)
+        graph, empty = exported.export.graph, None
+        if self._adapters is None:  # which may change what the checkpoint leaves empty
+            graph, empty = compact(graph, self.folder)
         if not (self.spec.target == "cpu" and self._runtime_has(EXPERTS_NEED)):
             graph = run_all_experts(graph, self.folder)
         if not self._runtime_has(BIAS_FOR_ALL_HEADS_NEED):
@@ -232,8 +264,15 @@ class Encoder:
     def _memory(self, evaluator: Evaluator, graph: Graph) -> dict[str, int]:
         """Return the bytes of an instance that serves `graph`: its weights, and its largest call."""
         batching, length = bucketed(evaluator.serving, graph).batching, self.checkpoint.max_length
-        token = measured_token_bytes(evaluator.opened(graph), graph.inputs, evaluator.rows, batching, length)
-        return {"weights": graph.size, "activations": token * encoder_call(batching.token_budget, length)}
+        token = measured_token_bytes(evaluator.opened(graph), graph.token_inputs, evaluator.rows, batching, length)
+        memory = {"weights": graph.size, "activations": token * encoder_call(batching.token_budget, length)}
+        if self._adapters is not None:
+            memory["adapters"] = self._adapters.bytes(linear_layers(self.checkpoint.model))
+        return memory
+
+    @property
+    def _adapters(self) -> AdapterCapacity | None:
+        return AdapterCapacity.of(self.spec) if self.spec.adapters else None
 
     def _with_front(self, exact: VerifiedEncoder) -> VerifiedEncoder:
         """Return `exact` with the front of this specification, if an earlier one's verified the graph."""

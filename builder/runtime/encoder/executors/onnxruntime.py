@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ...contract import ContractError, EncoderServing, Session
+from ...lora import LoraStacks
 from ...sessions import open_session
 
 
@@ -20,7 +21,9 @@ class Executor:
         if serving.model is None or not isinstance(serving.session, Session):
             raise ContractError("serving.json names no graph for ONNX Runtime in process. Build the model again")
         self.session = open_session(folder / serving.model, serving.session)
+        self.lora = LoraStacks.of((value.name, value.shape) for value in self.session.get_inputs())
         self.outputs = list(serving.outputs)
 
     def infer(self, feeds: dict[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        return dict(zip(self.outputs, self.session.run(self.outputs, feeds)))
+        inputs = feeds if self.lora is None else self.lora.beside(feeds)
+        return dict(zip(self.outputs, self.session.run(self.outputs, inputs)))

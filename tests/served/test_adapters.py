@@ -1,0 +1,70 @@
+"""Adapters of an encoder on a real Triton and through its gateway, added and removed while both run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import openai
+import pytest
+from transformers import AutoModel
+
+from builder.building.adapters import add_adapter
+from builder.building.pipeline import build
+from builder.options import make_spec
+from builder.repository.adapters import remove_adapter
+from builder.runtime.encoder.front import open_front
+from builder.serving.server.gateway import gateway
+from builder.serving.server.triton import free_ports, running
+from tests.lora import save_lora
+from tests.tiny_encoders import make_checkpoint
+
+TEXTS = ("How do I renew my passport?", "The soup needs salt.")
+
+
+def test_gateway_embeds_with_adapters_that_change_meanwhile(module_folder: Callable[[str], Path]) -> None:
+    folder = module_folder("served-adapters")
+    checkpoint, repository = make_checkpoint(folder / "checkpoint", "bert", "feature-extraction"), folder / "repository"
+    options = {"pooling": "mean", "adapters": 2, "adapter_rank": 4}
+    build(make_spec(model=str(checkpoint), name="m", output=repository, **options))
+    model = AutoModel.from_pretrained(checkpoint)
+    port = free_ports().http
+    with (
+        running(repository) as server,
+        gateway(server.url, "127.0.0.1", port),
+        openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0) as api,
+    ):
+
+        def listed() -> set[str]:
+            return {model.id for model in api.models.list()}
+
+        def embedded(adapter: str) -> np.ndarray:
+            answer = api.embeddings.create(model=f"m:{adapter}" if adapter else "m", input=list(TEXTS))
+            assert answer.model == (f"m:{adapter}" if adapter else "m")
+            return np.array([one.embedding for one in answer.data])
+
+        assert listed() == {"m"}
+        for seed, name in enumerate(("a", "b", "c")):
+            saved = save_lora(folder / name, model, ("query", "value"), seed=seed)
+            add_adapter(repository, "m", name, str(saved), str(checkpoint))
+        assert listed() == {"m", "m:a", "m:b", "m:c"}
+        assert api.models.retrieve("m:b").id == "m:b"
+        front = open_front(repository / "m" / "1")
+        expected = {}
+        for name in ("", "a", "b", "c"):
+            tensors = {"text_input": np.array([[text] for text in TEXTS], object)}
+            if name:
+                tensors["lora_name"] = np.array([[name]] * len(TEXTS), object)
+            (answer,) = front([tensors])
+            assert isinstance(answer, dict)
+            expected[name] = answer["embedding"]
+        names = [*expected] * 8
+        with ThreadPoolExecutor(8) as clients:  # more adapters than the stacks take, in the batches that form
+            for name, vectors in zip(names, clients.map(embedded, names), strict=True):
+                np.testing.assert_allclose(vectors, expected[name], rtol=0, atol=1e-5)
+        remove_adapter(repository, "m", "b")
+        with pytest.raises(openai.NotFoundError, match="it has a, c"):
+            embedded("b")
+        assert listed() == {"m", "m:a", "m:c"}
