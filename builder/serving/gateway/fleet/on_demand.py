@@ -61,7 +61,9 @@ class OnDemandFleetBackend(FleetBackend):
         if not holders and may_load and (servers := self._servers(model, tried)):
             size = await self._size(model, servers[0])
             copies = [server for server in self._copies(model) if server not in tried]
-            holders = _with(model, [*servers, *copies]) or [place(size, servers)]
+            loaded = [server for server in (*servers, *copies) if server.has_loaded(model)]
+            loading = [server for server in servers if server.is_loading(model)]
+            holders = loaded or [*loading, *copies] or [place(size, servers)]
         return attempts.requested, list(dict.fromkeys(holders))
 
     def _holders(self, model: str) -> list[OnDemandServer]:
@@ -116,6 +118,8 @@ class OnDemandFleetBackend(FleetBackend):
                 target.residents.release(await target.residents.lease(model))
         except ApiError as error:
             log.warning("no other Triton loads a copy of %s: %s", model, error.message)
+            self.copying[model].remove(target)
+            self.copying[model].append(target := None)
         finally:
             await asyncio.sleep(COPY_PAUSE_S)
             self.copying[model].remove(target)
@@ -151,12 +155,6 @@ class OnDemandFleetBackend(FleetBackend):
                 servers = [_on_demand(server) for server in holders if server.accepts_requests]
                 for server in ranked(model, servers)[1:]:
                     server.residents.unload_idle(model, COPY_IDLE_S)
-
-
-def _with(model: str, servers: Sequence[OnDemandServer]) -> list[OnDemandServer]:
-    """Return the servers that have a model loaded, or else those that are loading it."""
-    loaded = [server for server in servers if server.has_loaded(model)]
-    return loaded or [server for server in servers if server.is_loading(model)]
 
 
 def _on_demand(server: FleetServer) -> OnDemandServer:
