@@ -17,6 +17,7 @@ from typing import Any
 from builder.checkpoints.untrusted import refuse_files
 from builder.common.cache.entries import CacheEntries
 from builder.common.cache.folder import cache_home, is_cache_disabled
+from builder.common.data_folders import data_digest
 from builder.common.distribution import PACKAGE
 from builder.common.errors import CheckpointError, SpecError
 from builder.common.hashing import digest_of
@@ -67,7 +68,7 @@ def build_key(spec: BuildSpec) -> str:
     return key_of(
         {
             "options": spec.facts,
-            "files": own_files(spec.samples, spec.graph),
+            "files": own_files(spec.samples, spec.graph, spec.data),
             "draft": None if spec.draft_source is None else checkpoint_facts(spec.draft_source),
             **surroundings(),
             **checkpoint_facts(spec.source),
@@ -81,7 +82,7 @@ def stage_keys(spec: BuildSpec) -> dict[str, str]:
     is_measured = spec.engine == "auto" or spec.target != "cpu"
     laid_out = [name for name in SERVING_LAID_OUT if not (is_measured and name in MEASURED_AS_SERVED)]
     options["serving"] = {name: v for name, v in options["serving"].items() if name not in laid_out}
-    around, files = surroundings(), own_files(spec.samples, spec.graph)
+    around, files = surroundings(), own_files(spec.samples, spec.graph, spec.data)
     exported = {**checkpoint_facts(spec.source), "code": around["code"], "libraries": around["libraries"]}
     exported["draft"] = _exported_for(spec)
     measured = {**exported, **around, "samples": files["samples"]}
@@ -92,7 +93,7 @@ def stage_keys(spec: BuildSpec) -> dict[str, str]:
         "reference": {**measured, "options": _some(options, REFERENCE)},
         "fuse": exact,
         "verify": {**exact, "precision is chosen": spec.precision == "auto"},  # then timed for longer
-        "select": {**measured, "options": every, "graph": files["graph"]},
+        "select": {**measured, "options": every, "graph": files["graph"], "data": files["data"]},
     }
     return {stage: key_of({"stage": stage, **facts[stage]}) for stage in facts}
 
@@ -127,15 +128,16 @@ def key_of(facts: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def own_files(samples: Path | None, graph: Path | None) -> dict[str, Any]:
-    """Return the digests of the user's own samples and of the files of the graph. Raises SpecError."""
+def own_files(samples: Path | None, graph: Path | None, data: Path | None = None) -> dict[str, Any]:
+    """Return the digests of the user's own samples, of the files of the graph, and of the data. Raises SpecError."""
     digests: dict[str, str] = {}
     try:
         if graph is not None:
             from builder.building.own_graph import graph_digests  # loads onnx
 
             digests = graph_digests(graph)
-        return {"samples": samples_file(samples), "graph": digests}
+        labelled = None if data is None else data_digest(data)
+        return {"samples": samples_file(samples), "graph": digests, "data": labelled}
     except OSError as error:
         raise SpecError(f"{error.filename} cannot be read ({error.strerror})") from error
 

@@ -34,6 +34,7 @@ def parser() -> argparse.ArgumentParser:
         text = " ".join((field.description or "").split())
         text += f" One of {', '.join(choices)}." if choices else ""
         text += f" Default: {field.default}." if field.default not in (None, False) else ""
+        text = text.replace("%", "%%")
         if kind is bool:
             add(*flags, action="store_true", default=argparse.SUPPRESS, help=text)
         else:

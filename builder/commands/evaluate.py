@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +38,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace) -> int:
+    from builder.common.data_folders import data_digest, read_parts
     from builder.repository.report.evaluations import add_evaluation
     from builder.repository.report.record import read_report
     from builder.serving.client.client import Client
     from builder.serving.evaluate.evaluate import evaluate, refuse_another_task
 
     report = read_report(options.repository, options.name)
-    parts, digest = _read(options.data, options.split)
+    parts, digest = read_parts(options.data, options.split), data_digest(options.data)
     with Client(options.url, options.name) as client:
         refuse_another_task(client, report)
         with screen.status("loading the checkpoint"):
@@ -73,18 +74,3 @@ def run(options: argparse.Namespace) -> int:
 def _progress(total: int) -> Callable[[Iterable[Any], str], Iterable[Any]]:
     """Return a function that shows, on a terminal, how many of `total` answers have come."""
     return lambda answers, side: track(answers, side, total, console=screen, disable=not screen.is_terminal)
-
-
-def _read(data: Path, split: str | None) -> tuple[Mapping[str, list[dict[str, Any]]], str]:
-    """Return the rows of the data by part, and its hash."""
-    from builder.common.data_files import read_rows
-    from builder.common.data_folders import ROWS, data_folder
-    from builder.common.errors import SpecError
-    from builder.common.hashing import digest_of
-
-    if data.is_dir():
-        folder = data_folder(data)
-        return folder.select(split), digest_of([file.path for file in folder.files])
-    if split is not None:
-        raise SpecError(f"{data} is a file and has no splits; leave --split out")
-    return {ROWS: read_rows(data)}, digest_of([data])

@@ -15,6 +15,7 @@ from typing import Any
 
 from builder.common.data_files import read_rows
 from builder.common.errors import SpecError
+from builder.common.hashing import digest_of
 
 SUFFIXES = re.compile(r"\.(jsonl(\.gz)?|parquet|arrow|tsv)$")
 SHARD = re.compile(r"-\d{5}-of-\d{5}$")
@@ -65,6 +66,20 @@ class DataFolder:
                 f"{self.root} has no split {requested or DEFAULT_SPLIT!r}: choose one with --split: {found}"
             )
         return requested or DEFAULT_SPLIT
+
+
+def read_parts(data: Path, split: str | None = None) -> Mapping[str, list[dict[str, Any]]]:
+    """Return the rows of a file or of a folder by part, those of `split`. Raises SpecError."""
+    if data.is_dir():
+        return data_folder(data).select(split)
+    if split is not None:
+        raise SpecError(f"{data} is a file and has no splits; leave --split out")
+    return {ROWS: read_rows(data)}
+
+
+def data_digest(data: Path) -> str:
+    """Return the SHA-256 of a file, or of all data files of a folder, in hexadecimal. Raises SpecError and OSError."""
+    return digest_of([file.path for file in data_folder(data).files] if data.is_dir() else [data])
 
 
 def data_folder(root: Path) -> DataFolder:

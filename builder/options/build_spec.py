@@ -11,14 +11,15 @@ from pydantic import model_validator
 from builder.common.engines import ENGINES
 from builder.common.machine import available_cores, available_memory, working_cores
 from builder.options.choices import Choices
-from builder.options.parts import Capacity, Source, WeightOptions, WholeCheckpoint
+from builder.options.parts import Budget, Capacity, Source, WeightOptions, WholeCheckpoint
 from builder.options.sections import WHOLE_CHECKPOINT, Gpu, TensorRT
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+BUDGET = re.compile(r"\s*([^\s-][^-]*?)\s*-\s*(\d+(?:\.\d+)?)\s*(%?)\s*")
 PREFILL_TOKENS, GPU_PREFILL_TOKENS = 256, 1024
 HEADROOM = 0.9  # share of the free memory that a model may be planned to take
 # options that are not facts of the build
-ELSEWHERE = {"model", "revision", "draft", "output", "store", "keep", "load", "samples", "graph"}
+ELSEWHERE = {"model", "revision", "draft", "output", "store", "keep", "load", "samples", "graph", "data"}
 
 
 def misnamed(name: str) -> str | None:
@@ -71,6 +72,20 @@ class BuildSpec(Choices):
             raise ValueError(f"--{option} needs --adapters, how many may answer at once")
         if self.store is not None and self.makes_plan:
             raise ValueError("a plan is compiled in a folder: build into one, compile it there, and push it")
+        return self
+
+    @model_validator(mode="after")
+    def _budget_and_data_go_together(self) -> BuildSpec:
+        if self.budget is not None and BUDGET.fullmatch(self.budget) is None:
+            raise ValueError(
+                f'--budget is {self.budget!r}; expected a measure and what it may lose: "accuracy -0.5%", "spearman '
+                '-0.01"'
+            )
+        if (self.budget is None) != (self.data is None):
+            given, other = ("--data", "--budget") if self.budget is None else ("--budget", "--data")
+            raise ValueError(f"{given} needs {other}: a measure and what it may lose on labelled rows")
+        if self.budget is not None and self.quality is not None:
+            raise ValueError("--budget and --quality both say what may be lost; leave one out")
         return self
 
     @model_validator(mode="after")
@@ -138,6 +153,13 @@ class BuildSpec(Choices):
     def fits(self) -> bool:
         """True if something is fitted to the samples, so that it must be judged on others."""
         return self.precision in ("int8-static", "fp8", "auto") or self.prune is not None
+
+    @property
+    def loss_budget(self) -> Budget | None:
+        """Measure of `data` and what it may lose; None without a budget."""
+        if self.budget is None or (match := BUDGET.fullmatch(self.budget)) is None:
+            return None
+        return Budget(match[1], float(match[2]) / (100 if match[3] else 1), bool(match[3]))
 
     @property
     def weight_options(self) -> WeightOptions:

@@ -47,7 +47,7 @@ class Choices(Options):
     )
     """Numeric precision. int8: weights and activations in 8 bits, with activation ranges computed at run time.
     int8-static, fp8: activation ranges measured on the samples. int8-weights, int4-weights: only the weights, in
-    blocks. auto: measure several and serve the fastest that meets --quality."""
+    blocks. auto: measure several and serve the fastest that meets --quality or --budget."""
     engine: EngineName | None = Field(None, json_schema_extra={"flag": True})
     """Engine that runs the graph. auto: the faster of ONNX Runtime and OpenVINO, measured on this machine. vllm:
     nothing is exported; Triton's vLLM backend runs the checkpoint. Default: the first engine that supports the
@@ -64,6 +64,11 @@ class Choices(Options):
     quality: float | None = Field(None, ge=0, le=1, json_schema_extra={"flag": True})
     """Lowest acceptable mean agreement with PyTorch on the samples; nothing is published below it. Default: the
     task's own threshold."""
+    budget: str | None = Field(None, json_schema_extra={"flag": True})
+    """Most that a measure on --data may lose against PyTorch, as a share or as a number: "accuracy -0.5%", "spearman
+    -0.01". It takes the place of --quality. Encoders only."""
+    data: Path | None = Field(None, json_schema_extra={"flag": True})
+    """Labelled rows for --budget, in a file or folder as build-repo evaluate reads it. Nothing is fitted to them."""
     perplexity: float = Field(1.05, ge=1, json_schema_extra={"flag": True})
     """Highest acceptable perplexity on the samples, as a ratio to PyTorch's. Generating models only."""
     block_size: int | None = Field(None, json_schema_extra={"flag": True})

@@ -41,6 +41,15 @@ class Capacity:
 
 
 @dataclass(frozen=True)
+class Budget:
+    """Measure of labelled data, and how much of it a variant may lose: a number, or a share of PyTorch's."""
+
+    measure: str
+    loss: float
+    is_share: bool
+
+
+@dataclass(frozen=True)
 class WeightOptions:
     """Options of int8-weights and int4-weights: inputs that share a scale, and whether a block has no zero point."""
 

@@ -10,6 +10,7 @@ import pytest
 from builder.common.errors import SpecError
 from builder.common.machine import available_cores
 from builder.options import load_specs, make_spec
+from builder.options.parts import Budget
 
 
 @pytest.mark.parametrize(
@@ -26,11 +27,28 @@ from builder.options import load_specs, make_spec
         ({"serving": {"preferred_batch_sizes": [128]}}, "exceeds max_batch_size"),
         ({"serving": {"queue": {"timeout": 3}}}, "did you mean 'timeout_us'"),
         ({"serving": {"priority_levels": 2}}, "default_priority"),
+        ({"budget": "accuracy 0.5%", "data": "a.jsonl"}, "--budget is 'accuracy 0.5%'; expected a measure"),
+        ({"budget": "-0.5%", "data": "a.jsonl"}, "expected a measure"),
+        ({"budget": "accuracy -0.5%"}, "--budget needs --data"),
+        ({"data": "a.jsonl"}, "--data needs --budget"),
+        ({"budget": "accuracy -0.5%", "data": "a.jsonl", "quality": 0.9}, "--budget and --quality"),
     ],
 )
 def test_spec_refuses_meaningless_options(options: dict[str, object], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         make_spec(model="org/name", **options)
+
+
+@pytest.mark.parametrize(
+    ("text", "budget"),
+    [
+        ("accuracy -0.5%", Budget("accuracy", 0.005, True)),
+        ("ndcg@10 -0.01", Budget("ndcg@10", 0.01, False)),
+        (" F1 macro-2 % ", Budget("F1 macro", 0.02, True)),
+    ],
+)
+def test_budget_is_a_share_or_a_number(text: str, budget: Budget) -> None:
+    assert make_spec(model="org/name", budget=text, data="a.jsonl").loss_budget == budget
 
 
 def test_batcher_keeps_queue_limits_only_if_the_front_cannot() -> None:

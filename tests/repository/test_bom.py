@@ -64,6 +64,9 @@ def test_bom_names_files_checkpoint_and_library_versions() -> None:
     own = replace(REPORT, samples_file={"name": "mine.jsonl", "sha256": "d" * 64})
     (dataset,) = _valid(bom(own))["metadata"]["component"]["modelCard"]["modelParameters"]["datasets"]
     assert (dataset["name"], "d" * 64 in dataset["description"]) == ("mine.jsonl", True)
+    judged = replace(own, budget={"name": "reviews.jsonl", "sha256": "f" * 64})
+    (_, data) = _valid(bom(judged))["metadata"]["component"]["modelCard"]["modelParameters"]["datasets"]
+    assert (data["name"], "f" * 64 in data["description"]) == ("reviews.jsonl", True)
 
 
 def test_bom_has_the_digests_of_an_adopted_graph() -> None:

@@ -72,6 +72,15 @@ def test_card_says_what_was_measured() -> None:
         assert line in card.splitlines()
 
 
+def test_card_has_the_data_of_the_budget() -> None:
+    data = {"name": "r.jsonl", "kind": "texts with labels", "count": "9 texts", "allowed": "accuracy -1%"}
+    scored = replace(SERVED, scores={"accuracy": 0.89}, interval={"accuracy": (-0.02, 0.0)})
+    variants = (replace(PYTORCH, scores={"accuracy": 0.9}), scored)
+    lines = model_card(replace(BUILT, variants=variants, budget=data), [], signed=False).splitlines()
+    assert "| accuracy | 0.9000 | 0.8900 (-0.0200 to +0.0000) |" in lines
+    assert "| accuracy | 0.8900 |" not in lines, "it is not of the samples"
+
+
 def test_card_has_the_digest_of_an_adopted_graph() -> None:
     card = model_card(replace(BUILT, graph_files={"model.onnx": "d" * 64}), [], signed=False)
     assert f"| adopted model.onnx, SHA-256 | {'d' * 64} |" in card.splitlines()

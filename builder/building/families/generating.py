@@ -68,7 +68,7 @@ def refuse_options(spec: BuildSpec, family_options: Sequence[str], family: str) 
     )
     if spec.target == "cpu" and spec.precision not in PRECISIONS:
         unusable.append(f"--precision {spec.precision} (it has {', '.join(PRECISIONS)})")
-    unusable += [*given_options(spec, "--level", "--prune", "--graph"), *family_options]
+    unusable += [*given_options(spec, "--level", "--prune", "--graph", "--budget"), *family_options]
     unusable += given_options(
         spec,
         "serving.queue.timeout_action DELAY",

@@ -12,6 +12,7 @@ from pathlib import Path
 from builder.building.families import Fp32Judging, given_options
 from builder.building.families.encoder import Encoder
 from builder.building.families.encoder.results import ExportedEncoder, FusedEncoder
+from builder.building.variants.budget import labelled_judge
 from builder.building.variants.encoder import Maker
 from builder.building.variants.evaluator import Evaluator
 from builder.building.verify.parity import long_references
@@ -56,7 +57,7 @@ def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -
     known = {variant.precision: variant for variant in encoding_engine(BACKEND).variants}
     if spec.precision not in known:
         raise SpecError(f"a table of vectors has no --precision {spec.precision}; it has {', '.join(known)}")
-    return StaticEmbedder(spec, checkpoint, folder, (known[spec.precision],))
+    return StaticEmbedder(spec, checkpoint, folder, (known[spec.precision],), labelled_judge(spec, checkpoint))
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,17 @@ def _refuse_options(spec: BuildSpec, checkpoint: CheckpointFiles, engine: Checkp
             f"{flag} has {', '.join(engine.dtypes)}, not --precision {spec.precision}; a quantised checkpoint is read "
             "as it is: leave --precision out"
         )
-    of_graphs = ("--prune", "--graph", "--level", "--samples", "--draft", "--quality", "--beams", "--max-answer")
+    of_graphs = (
+        "--prune",
+        "--graph",
+        "--level",
+        "--samples",
+        "--draft",
+        "--quality",
+        "--budget",
+        "--beams",
+        "--max-answer",
+    )
     of_loops = (
         "--cache",
         "--cache-gb",

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from builder.building.keys import code, key_of
+from builder.building.variants.budget import LabelledJudge
 from builder.building.variants.evaluator import Evaluator
 from builder.building.variants.selection import Candidate
 from builder.building.variants.traffic import Rates
@@ -80,7 +81,7 @@ class EncoderCandidates:
 
     `base`: PyTorch, which speeds are relative to; `exact`: the variant that was measured in every way already, and its
     quality; `prefix`: of the names of the other variants. `compares_times`: False for a single option; it is timed only
-    if it keeps the quality, and in the session that judged it.
+    if it keeps the quality, and in the session that judged it. `labelled`: judge of --budget.
     """
 
     evaluator: Evaluator
@@ -91,6 +92,7 @@ class EncoderCandidates:
     known: Measurements
     prefix: str
     compares_times: bool = True
+    labelled: LabelledJudge | None = None
     qualities: dict[str, Quality] = field(default_factory=dict)
     """Qualities that were judged in this build, by the name of the variant."""
     _variants: dict[tuple[Variant, int], Quantised] = field(default_factory=dict)
@@ -123,12 +125,14 @@ class EncoderCandidates:
             return measured
         if measured.quality is not None and not self.keeps(measured):
             return measured
-        graph = self.variant(candidate.option, candidate.left_alone).graph
-        infer = self.evaluator.opened(graph)
+        graph, evaluator = self.variant(candidate.option, candidate.left_alone).graph, self.evaluator
+        infer = evaluator.opened(graph)
         least = self.threshold - ROUNDING
-        measured, self.qualities[measured.name] = self.evaluator.judged(measured, graph, infer, least=least)
+        measured, self.qualities[measured.name] = evaluator.judged(measured, graph, infer, least=least)
+        if self.labelled is not None:
+            measured = self.labelled.judged(measured, evaluator.answers(graph, infer, self.labelled.requests))
         if not self.compares_times and self.keeps(measured):
-            measured = replace(measured, latency_ms=self.evaluator.latency(graph, infer))
+            measured = replace(measured, latency_ms=evaluator.latency(graph, infer))
         self.known.remember(measured)
         return measured
 
@@ -179,10 +183,11 @@ class EncoderCandidates:
         ways = [
             *["use --precision fp32"] * (spec.precision != "fp32"),
             *["use a smaller --prune"] * (spec.prune is not None),
-            "accept less with --quality",
+            "accept less with --quality" if self.labelled is None else "allow more with --budget",
         ]
+        on_samples = " on the samples" if self.labelled is None else ""
         return (
-            f"{best.name} reaches a {self.reached(best)} on the samples, the best of {len(judged)} tried, layers left "
+            f"{best.name} reaches a {self.reached(best)}{on_samples}, the best of {len(judged)} tried, layers left "
             f"in fp32 included; {self.requirement()} is required. Nothing was published: {', or '.join(ways)}"
         )
 

@@ -5,7 +5,7 @@ Knows the checkpoint and its task; the numbers come from parity, quality and lat
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from builder.building.variants.budget import Allowance
 from builder.building.variants.timing import engine_latencies
 from builder.building.variants.traffic import Rates, measure
 from builder.building.verify.parity import BatchReference, batching_constraint, error_at, usual_references
-from builder.building.verify.quality import Quality, served_quality
+from builder.building.verify.quality import Quality, answers_of, served_quality
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.tasks.base import Answer, Sample, TaskGraph, encoder_task, one_pipeline
 from builder.checkpoints.tokenizer import tokenizer_json
@@ -41,6 +42,7 @@ from builder.runtime.fields import Field, InputError
 MAX_QUICK_WEIGHTS = 200_000_000  # bytes: such a model answers a hundred further texts in seconds
 MAX_QUICK_CALLS = 1e13  # tokens, times the bytes of the weights in fp32: about a minute of two cores
 ENOUGH_ROWS = 64  # more are not judged if all together take longer
+MAX_REQUESTS = 256  # that the front answers at once
 MIN_SAMPLES = 16  # samples, of which half are fitted to
 
 
@@ -60,10 +62,13 @@ class Evaluator:
     expected: tuple[Answer, ...]  # transformers' answers to them
     feeds: tuple[dict[str, np.ndarray], ...]  # the engine's inputs on the samples to fit to, call by call
     task_files: Mapping[str, bytes]  # the task's own files of the version folder, by name
+    allowance: Allowance | None = None  # of --budget
 
     @property
     def metric(self) -> str:
         """Meaning of quality here: agreement with PyTorch or, with labels, the share of PyTorch's score."""
+        if self.allowance is not None:
+            return self.allowance.metric
         if not self.labels:
             return self.checkpoint.task.metric
         return f"share of PyTorch's {next(iter(self.reference_scores))}"
@@ -85,6 +90,8 @@ class Evaluator:
 
     def relative_quality(self, measured: MeasuredVariant) -> float:
         """Return the quality of a variant, as `metric` defines it; a correlation below zero counts as 0."""
+        if self.allowance is not None:
+            return self.allowance.kept(measured)
         if not self.labels:
             quality = measured.quality or 0.0
             return 0.0 if quality < 0 else quality  # NaN stays what it is, and is refused
@@ -93,8 +100,8 @@ class Evaluator:
 
     @property
     def min_ranking(self) -> Mapping[str, float]:
-        """Lowest measures of ranking, by name: the task's, unless the user set a quality or labelled the samples."""
-        if self.spec.quality is not None or self.labels:
+        """Lowest measures of ranking, by name: the task's, unless the user set a quality or has labels."""
+        if self.spec.quality is not None or self.labels or self.allowance is not None:
             return {}
         return encoder_task(self.checkpoint.task).min_ranking
 
@@ -165,7 +172,7 @@ class Evaluator:
         agreement cannot reach `least` gets that of some samples alone.
         """
         task, front = encoder_task(self.checkpoint.task), self.front_of(graph)
-        least = None if self.labels else least
+        least = None if self.labels or self.allowance is not None else least
         quality = served_quality(infer, front, task, self.fields, self.samples, self.expected, self._score, least)
         if quality.is_partial:
             return replace(measured, quality=quality.mean, worst=quality.worst), quality
@@ -179,6 +186,13 @@ class Evaluator:
             scores=dict(quality.scores),
         )
         return judged, quality
+
+    def answers(self, graph: Graph, infer: Infer, requests: Sequence[Sample]) -> Iterator[Answer]:
+        """Yield the answers of the front over `graph`, which is open as `infer`, to many requests."""
+        pipeline = Pipeline(self.front_of(graph), infer)
+        for start in range(0, len(requests), MAX_REQUESTS):
+            part = [to_tensors(sample, self.fields[0]) for sample in requests[start : start + MAX_REQUESTS]]
+            yield from answers_of(pipeline, part, range(len(part)), self.fields[1])
 
     def on_more_samples(self) -> Evaluator:
         """Return this evaluator with the task's further samples; itself if the user gave samples or it takes long.

@@ -58,7 +58,7 @@ def served_quality(
     pipeline = Pipeline(front, infer)
     requests = [to_tensors(sample, fields[0]) for sample in samples]
     alone = {
-        place: _answers(pipeline, requests, [place], fields[1])[0] for place in range(0, len(samples), ALONE_EVERY)
+        place: answers_of(pipeline, requests, [place], fields[1])[0] for place in range(0, len(samples), ALONE_EVERY)
     }
     pairs = [(expected[place], answer) for place, answer in alone.items()]
     agreements = [task.agreement(e, a) for e, a in pairs]
@@ -68,7 +68,7 @@ def served_quality(
         return Quality(float(np.mean(agreements)), float(np.min(agreements)), error, where, {}, 0.0, 0.0, {}, True)
     before = replace(pipeline.counts)
     mixed = np.random.default_rng(0).permutation(len(samples)).tolist()
-    answered = dict(zip(mixed, _answers(pipeline, requests, mixed, fields[1]), strict=True))
+    answered = dict(zip(mixed, answers_of(pipeline, requests, mixed, fields[1]), strict=True))
     together = [answered[place] for place in range(len(samples))]
     tokens, padded = pipeline.counts.tokens - before.tokens, pipeline.counts.padded_tokens - before.padded_tokens
     agreements += [task.agreement(e, a) for e, a in zip(expected, together, strict=True)]
@@ -87,7 +87,7 @@ def served_quality(
     )
 
 
-def _answers(
+def answers_of(
     pipeline: Pipeline, requests: Sequence[Any], places: Sequence[int], fields: Sequence[Field]
 ) -> list[Answer]:
     """Return the answers to the requests at `places`, sent as one batch in that order."""

@@ -141,6 +141,9 @@ def _calibration(report: BuildReport) -> Iterator[dict[str, str]]:
         yield {"type": "dataset", "name": name, "description": f"samples of --samples, SHA-256 {digest}"}
     elif report.samples:
         yield {"type": "dataset", "name": "build-repo's samples", "description": "texts that the builder carries"}
+    if report.budget is not None:
+        digest = report.budget["sha256"]
+        yield {"type": "dataset", "name": report.budget["name"], "description": f"data of --budget, SHA-256 {digest}"}
 
 
 def _tools(report: BuildReport) -> Iterator[Component]:

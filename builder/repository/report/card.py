@@ -76,7 +76,7 @@ def _about(report: BuildReport) -> str:
 
 def _quality(report: BuildReport, evaluations: Sequence[EvaluationRecord]) -> Iterator[str]:
     """Yield the section of what was measured on the samples of the build, and on labelled data."""
-    tables = [*_on_samples(report), *map(_on_labelled_data, evaluations)]
+    tables = [*_on_samples(report), *_on_budget(report), *map(_on_labelled_data, evaluations)]
     if tables:
         yield "\n\n".join(["## Quality", *tables])
 
@@ -87,11 +87,22 @@ def _on_samples(report: BuildReport) -> Iterator[str]:
         report.metric: served.quality,
         f"{report.metric}, worst of {report.samples} samples": served.worst,
         "perplexity": served.perplexity,
-        **served.measures,
+        **(served.measures if report.budget is None else served.ranking),
     }
     rows = [(name, f"{value:.4f}") for name, value in measures.items() if value is not None]
     if rows:
         yield f"Against PyTorch on the {report.samples} samples of the build:\n\n" + _table(("", served.name), rows)
+
+
+def _on_budget(report: BuildReport) -> Iterator[str]:
+    """Yield the table of the data of --budget, if it had one."""
+    if report.budget is not None:
+        pytorch, data = report.variants[0], report.budget
+        rows = [(name, pytorch.in_words(name), report.served.in_words(name)) for name in pytorch.scores]
+        yield (
+            f"On {data['name']} ({data['kind']}, {data['count']}), by the build, where {data['allowed']} was allowed, "
+            "with the 95% interval of the difference:\n\n" + _table(("", "PyTorch", report.served.name), rows)
+        )
 
 
 def _on_labelled_data(record: EvaluationRecord) -> str:

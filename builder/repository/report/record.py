@@ -65,6 +65,8 @@ class MeasuredVariant:
     """How alike the answers rank the samples as PyTorch's do, by measure, 1 is equal. Embedders and rankers."""
     scores: dict[str, float] = field(default_factory=dict)
     """The task's own measures by the samples' labels, 0 to 1."""
+    interval: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Interval that 95 of 100 such data have the difference to PyTorch's score in, by measure; of --budget's data."""
     timed_in: str = PROCESS_STARTED
     """Start of the process that measured the latencies (UTC)."""
 
@@ -72,6 +74,13 @@ class MeasuredVariant:
     def measures(self) -> dict[str, float]:
         """Measures over all samples: of ranking, then those by labels."""
         return {**self.ranking, **self.scores}
+
+    def in_words(self, measure: str) -> str:
+        """Return a measure, with the interval of its difference to PyTorch's if it has one; "-" if it was not taken."""
+        if measure not in self.measures:
+            return "-"
+        interval = " ({:+.4f} to {:+.4f})".format(*self.interval[measure]) if measure in self.interval else ""
+        return f"{self.measures[measure]:.4f}{interval}"
 
     def speed_up(self, base: MeasuredVariant) -> float | None:
         """Return how many times faster than `base` this is; None if one has no times, or other processes timed them."""
@@ -160,6 +169,8 @@ class BuildReport:
     """True if the answers were compared with PyTorch's and are right."""
     samples_file: dict[str, str] | None = None
     """Name and SHA-256 of the user's own samples; None if the builder's were used."""
+    budget: dict[str, str] | None = None
+    """What --budget allowed, and the name, kind, count and SHA-256 of the data that it was measured on."""
     graph_files: dict[str, str] = field(default_factory=dict)
     """SHA-256 of each file of the user's own graph, by name, the graph first; empty if the checkpoint was exported."""
     version: int = 1

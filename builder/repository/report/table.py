@@ -32,7 +32,7 @@ def report_table(report: BuildReport) -> Table:
     }.items():
         columns[title] = [_number(getattr(variant, field)) for variant in report.variants]
     for name in dict.fromkeys(name for variant in report.variants for name in variant.measures):
-        columns[name] = [_number(variant.measures.get(name)) for variant in report.variants]
+        columns[name] = [variant.in_words(name) for variant in report.variants]
     shown = {title: values for title, values in columns.items() if set(values[1:] or values) != {"-"}}
     table = Table(title=f"{report.name}: {report.task}, {report.samples} samples", title_justify="left")
     table.add_column("", no_wrap=True)

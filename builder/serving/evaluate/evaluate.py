@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from builder.checkpoints.labelled import Evaluation
+from builder.checkpoints.labelled.evaluation import compact
 from builder.checkpoints.labelled.interval import difference_interval
 from builder.checkpoints.tasks.base import Answer, Sample, one_pipeline
 from builder.common.errors import ServeError
@@ -39,7 +40,7 @@ def evaluate(
     asked, comparison = evaluation.data, evaluation.comparison
     served = list(progress(_served(client, asked.samples), "served model"))
     with one_pipeline():
-        answers = (_compact(comparison.reference(sample)) for sample in asked.samples)
+        answers = (compact(comparison.reference(sample)) for sample in asked.samples)
         expected = list(progress(answers, "PyTorch"))
     items = {"pytorch": asked.items(expected), "served": asked.items(served)}
     scores = {side: asked.score(own) for side, own in items.items()}
@@ -104,7 +105,7 @@ def _served(client: Client, samples: Sequence[Sample]) -> Iterator[Answer]:
         try:
             for request, answers in zip(requests, running, strict=True):
                 for answer in _answers(client, request, answers, f"of {len(samples)}", number):
-                    yield _compact(answer)
+                    yield compact(answer)
                 number += len(request)
         finally:
             pool.shutdown(cancel_futures=True)
@@ -140,14 +141,3 @@ def _shared(sample: Sample) -> list[tuple[str, Any]]:
         (name, value if name not in TEXTS else len(value) if isinstance(value, list) else 0)
         for name, value in sample.items()
     ]
-
-
-def _compact(answer: Mapping[str, Any]) -> Answer:
-    """Return an answer with lists of fractions as arrays, which take a tenth of the memory."""
-    return {key: np.asarray(value, np.float32) if _is_fractions(value) else value for key, value in answer.items()}
-
-
-def _is_fractions(value: Any) -> bool:
-    while isinstance(value, list) and value:
-        value = value[0]
-    return isinstance(value, float)

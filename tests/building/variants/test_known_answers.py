@@ -19,6 +19,7 @@ from builder.engines.plain_attention import spell_out_attention
 from builder.graphs.export.encoder import export
 from builder.graphs.onnx.graph import read_graph
 from builder.options import Calibration, make_spec
+from builder.repository.report.record import read_report
 from tests.tiny_encoders import make_checkpoint
 from tests.trained import language_model, question_answering, token_classification
 from tests.verified_once import VerifiedOnce
@@ -77,6 +78,47 @@ def test_variant_that_loses_the_task_is_not_published(questions: VerifiedOnce, t
     with pytest.raises(VerificationError, match=r"reaches a share of PyTorch's F1 of 0\.\d+ .* a smaller --prune"):
         questions.build(spec)
     assert not (tmp_path / "repository" / "qa").exists()
+
+
+@pytest.mark.slow
+def test_auto_precision_keeps_the_budget_of_the_users_data(questions: VerifiedOnce, tmp_path: Path) -> None:
+    """Nothing is fitted to the data, and each variant that was judged has its measures and their intervals."""
+    _, data = question_answering()
+    spec = make_spec(
+        model=questions.model, name="qa", output=tmp_path / "repository", precision="auto", budget="f1 -1%", data=data
+    )
+    report = questions.build(spec)
+    base, exact, served = report.variants[0], report.variants[1], report.served
+    assert report.gate == f"share of PyTorch's F1 on {data.name}"
+    assert report.threshold == pytest.approx(0.99)
+    assert report.budget is not None
+    assert (report.budget["allowed"], report.budget["kind"]) == ("f1 -1%", "questions with answers")
+    assert exact.scores == pytest.approx(base.scores)
+    assert served.scores["F1"] >= 0.99 * base.scores["F1"]
+    low, high = served.interval["F1"]
+    assert low <= served.scores["F1"] - base.scores["F1"] <= high
+    assert report.choice is not None
+    assert "share of PyTorch's F1 on" in report.choice
+    assert read_report(tmp_path / "repository", "qa").budget == report.budget
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("budget", "message"),
+    [
+        ("F1 -1%", r"reaches a share of PyTorch's F1 on samples\.jsonl of 0\.\d+.* or allow more with --budget"),
+        ("accuracy -1%", "--budget names accuracy; samples.jsonl has questions with answers, whose measures are F1"),
+    ],
+)
+def test_budget_that_is_not_kept_publishes_nothing(
+    budget: str, message: str, questions: VerifiedOnce, tmp_path: Path
+) -> None:
+    _, data = question_answering()
+    output = tmp_path / "repository"
+    spec = make_spec(model=questions.model, name="qa", output=output, prune=0.9, budget=budget, data=data)
+    with pytest.raises((VerificationError, SpecError), match=message):
+        questions.build(spec)
+    assert not (output / "qa").exists()
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from builder.building.families.encoder.results import (
     report_of,
 )
 from builder.building.keys import own_files
+from builder.building.variants.budget import LabelledJudge, labelled_judge
 from builder.building.variants.call_memory import measured_token_bytes
 from builder.building.variants.candidates import VariantMaker, requested_variants
 from builder.building.variants.encoder import EncoderCandidates, Maker, Measurements, measurements_of
@@ -73,7 +74,7 @@ def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -
     variants = tuple(requested_variants(spec, cpu()["flags"]))
     if spec.adapters:
         _refuse_adapters(spec, checkpoint, variants)
-    return Encoder(spec, checkpoint, folder, variants)
+    return Encoder(spec, checkpoint, folder, variants, labelled_judge(spec, checkpoint))
 
 
 def refuse_without_process(spec: BuildSpec) -> None:
@@ -128,12 +129,13 @@ def _refuse_composed(checkpoint: Checkpoint) -> None:
 
 @dataclass(frozen=True)
 class Encoder:
-    """Stages of an encoder; `variants`: those that its options allow."""
+    """Stages of an encoder; `variants`: those that its options allow; `labelled`: judge of --budget."""
 
     spec: BuildSpec
     checkpoint: Checkpoint
     folder: Path
     variants: tuple[Variant, ...]
+    labelled: LabelledJudge | None = None
 
     def export(self) -> ExportedEncoder:
         """Export the graph, after the model has answered the long rows, which must be its first.
@@ -188,19 +190,24 @@ class Encoder:
     def select(self, exact: VerifiedEncoder, stage: Stage) -> SelectedEncoder:
         """Choose, from PyTorch and the exact graph on, the fastest variant that keeps the requested quality."""
         exact = self._judged_on_more(self._judged_as_served(self._with_front(exact), stage), stage)
+        exact = self._judged_on_labels(exact, stage)
         spec, evaluator, fused = self.spec, exact.evaluator, exact.fused
         graph, pruned = fused.compacted, None
         if spec.prune is not None:
             with stage("prune"):
                 graph, pruned = prune(graph, fused.exported.export.module, spec.prune, evaluator.feeds, self.folder)
-        pytorch = replace(exact.pytorch, scores=dict(evaluator.reference_scores))
+        scores = evaluator.reference_scores if self.labelled is None else self.labelled.scores
+        pytorch = replace(exact.pytorch, scores=dict(scores))
         as_verified = fused.graph if pruned is None and spec.level <= EXACT_LEVEL else None
         maker = self._maker(graph, evaluator, as_verified)
-        threshold = self.checkpoint.task.required(spec.quality)
+        allowance = evaluator.allowance
+        threshold = self.checkpoint.task.required(spec.quality) if allowance is None else allowance.share
         known = measurements_of(self._facts(evaluator)) if len(self.variants) > 1 else Measurements()
         verified = (exact.measured, exact.quality)
         prefix, compares_times = self._prefix(exact.measured), len(self.variants) > 1
-        candidates = EncoderCandidates(evaluator, maker, pytorch, verified, threshold, known, prefix, compares_times)
+        candidates = EncoderCandidates(
+            evaluator, maker, pytorch, verified, threshold, known, prefix, compares_times, self.labelled
+        )
         selection = select(candidates, self.variants, stage)
         chosen = selection.chosen
         quantised = candidates.variant(chosen.option, chosen.left_alone)
@@ -225,11 +232,11 @@ class Encoder:
     def _facts(self, evaluator: Evaluator) -> dict[str, object]:
         """Return all that a measurement of a variant depends on."""
         spec = self.spec
-        apart = {"name", "output", "store", "precision", "engine", "quality", "load"}
+        apart = {"name", "output", "store", "precision", "engine", "quality", "budget", "data", "load"}
         return {
             "checkpoint": self.checkpoint.identity(),
             "spec": spec.model_dump(mode="json", exclude=apart),
-            "graph": own_files(spec.samples, spec.graph)["graph"],
+            "files": own_files(None, spec.graph, spec.data),
             "samples": [evaluator.samples, evaluator.labels],
             "feeds": [{name: values.tolist() for name, values in feed.items()} for feed in evaluator.feeds],
             "versions": package_versions(),
@@ -297,6 +304,16 @@ class Encoder:
             graph = exact.fused.graph
             measured, quality = evaluator.judged(exact.measured, graph, evaluator.opened(graph, exact.mapped))
         return replace(exact, evaluator=evaluator, measured=measured, quality=quality)
+
+    def _judged_on_labels(self, exact: VerifiedEncoder, stage: Stage) -> VerifiedEncoder:
+        """Return `exact`, judged on the data of --budget too, with what that allows. Raises SpecError."""
+        if self.labelled is None:
+            return exact
+        with stage(f"answers to {self.labelled.data['name']}"):
+            evaluator, graph = replace(exact.evaluator, allowance=self.labelled.allowance()), exact.fused.graph
+            infer = evaluator.opened(graph, exact.mapped)
+            answers = evaluator.answers(graph, infer, self.labelled.requests)
+            return replace(exact, evaluator=evaluator, measured=self.labelled.judged(exact.measured, answers))
 
     @property
     def _fp32(self) -> Fp32Judging:

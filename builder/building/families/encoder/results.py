@@ -137,6 +137,7 @@ def report_of(
         memory=memory,
         metric=checkpoint.task.metric,
         gate=evaluator.metric,
+        budget=None if evaluator.allowance is None else {"allowed": str(spec.budget), **evaluator.allowance.data},
         threshold=chosen.threshold,
         samples=len(evaluator.samples),
         padding=chosen.quality.padding,

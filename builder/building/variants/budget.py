@@ -1,0 +1,106 @@
+"""Judge variants by what they lose of a measure on the user's labelled data, of which --budget allows a part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from builder.checkpoints.checkpoint import Checkpoint
+from builder.checkpoints.labelled import Evaluation, evaluation_of
+from builder.checkpoints.labelled.evaluation import compact
+from builder.checkpoints.labelled.interval import difference_interval
+from builder.checkpoints.metrics import Scores
+from builder.checkpoints.tasks.base import Answer, one_pipeline
+from builder.checkpoints.tokenizer import truncating
+from builder.common.data_folders import data_digest, read_parts
+from builder.common.errors import SpecError
+from builder.options import BuildSpec
+from builder.options.parts import Budget
+from builder.repository.report.record import MeasuredVariant
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """PyTorch's score of a measure on data, and the share of it that variants keep. `data`: its name, kind and hash."""
+
+    measure: str
+    score: float
+    share: float
+    data: Mapping[str, str]
+
+    @property
+    def metric(self) -> str:
+        """Name of the number that variants are compared by."""
+        return f"share of PyTorch's {self.measure} on {self.data['name']}"
+
+    def kept(self, measured: MeasuredVariant) -> float:
+        """Return the share of PyTorch's score that a variant keeps."""
+        return measured.scores[self.measure] / self.score if measured.scores else 0.0
+
+
+@dataclass(frozen=True)
+class LabelledJudge:
+    """Measures of variants on labelled data, which nothing was fitted to. `data`: its name, kind and hash."""
+
+    evaluation: Evaluation
+    budget: Budget
+    data: Mapping[str, str]
+
+    @property
+    def requests(self) -> list[Mapping[str, Any]]:
+        """Requests with which the front answers the data."""
+        return [{**sample, "truncate": True} for sample in self.evaluation.data.samples]
+
+    @cached_property
+    def _expected(self) -> Sequence[Any]:
+        labelled, reference = self.evaluation.data, self.evaluation.comparison.reference
+        with one_pipeline():
+            return labelled.items([compact(reference(sample)) for sample in labelled.samples])
+
+    @cached_property
+    def scores(self) -> Scores:
+        """PyTorch's scores."""
+        return self.evaluation.data.score(self._expected)
+
+    def allowance(self) -> Allowance:
+        """Return what the budget allows. Raises SpecError for a measure that the data has not, or without a score."""
+        measure = self._measure()
+        score, name = self.scores[measure], self.data["name"]
+        if not score > 0:
+            raise SpecError(f"--budget: PyTorch's {measure} on {name} is {score:.4f}, of which nothing can be lost")
+        share = self.budget.loss if self.budget.is_share else self.budget.loss / score
+        return Allowance(measure, score, max(1 - share, 0.0), self.data)
+
+    def _measure(self) -> str:
+        """Return the measure that the budget names, by its whole name or by a word of it, as in "F1 macro"."""
+        asked = self.budget.measure.lower().replace("_", " ")
+        names = [name for name in self.scores if name.lower() == asked]
+        names += [name for name in self.scores if asked in name.lower().split()]
+        if not names:
+            raise SpecError(
+                f"--budget names {self.budget.measure}; {self.data['name']} has {self.data['kind']}, whose measures "
+                f"are {', '.join(self.scores)}"
+            )
+        return names[0]
+
+    def judged(self, measured: MeasuredVariant, answers: Iterable[Answer]) -> MeasuredVariant:
+        """Return `measured` with its scores, by its answers to the requests."""
+        labelled = self.evaluation.data
+        items = labelled.items([compact(answer) for answer in answers])
+        interval = difference_interval(labelled.score, self._expected, items)
+        return replace(measured, scores=labelled.score(items), interval=interval)
+
+
+def labelled_judge(spec: BuildSpec, checkpoint: Checkpoint) -> LabelledJudge | None:
+    """Return the judge of --budget; None without one. Raises SpecError for data that does not fit the task."""
+    budget, path = spec.loss_budget, spec.data
+    if budget is None or path is None:
+        return None
+    cut = replace(checkpoint, tokenizer=truncating(checkpoint.tokenizer, checkpoint.max_length))
+    evaluation = evaluation_of(cut, read_parts(path), None)
+    labelled = evaluation.data
+    facts = {"name": Path(path).resolve().name, "kind": labelled.kind, "count": labelled.count}
+    return LabelledJudge(evaluation, budget, {**facts, "sha256": data_digest(path)})
