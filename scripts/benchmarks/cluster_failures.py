@@ -213,8 +213,11 @@ class Turn:
             text, begun = TEXTS[turn % len(TEXTS)], time.monotonic()
             self.counts["sent"] += 1
             try:
-                if not self._is_right(kind, text, self._ask(number, kind, text)):
+                answer, alone = self._ask(number, kind, text), self.answers[list(KINDS).index(kind)][text]
+                found = answer @ alone if kind == "embedding" else (answer, alone)
+                if found < SIMILARITY if kind == "embedding" else answer != alone:
                     self.counts["wrong"] += 1
+                    self.errors.append(f"wrong {kind}: {found}")
             except Cut:
                 self.counts["cut"] += 1
             except (Failed, *ERRORS) as error:
@@ -228,10 +231,6 @@ class Turn:
         except ERRORS:
             self.counts["sent_again"] += 1
             return self.fleet.ask(1 - number % 2, kind, text)
-
-    def _is_right(self, kind: str, text: str, answer: Any) -> bool:
-        alone = self.answers[list(KINDS).index(kind)][text]
-        return bool(answer @ alone >= SIMILARITY) if kind == "embedding" else bool(answer == alone)
 
 
 def _embedding(content: bytes) -> Any:
