@@ -214,10 +214,9 @@ class Turn:
             self.counts["sent"] += 1
             try:
                 answer, alone = self._ask(number, kind, text), self.answers[list(KINDS).index(kind)][text]
-                found = answer @ alone if kind == "embedding" else (answer, alone)
-                if found < SIMILARITY if kind == "embedding" else answer != alone:
+                if wrong := _difference(kind, answer, alone):
                     self.counts["wrong"] += 1
-                    self.errors.append(f"wrong {kind}: {found}")
+                    self.errors.append(f"wrong {kind}: {wrong}")
             except Cut:
                 self.counts["cut"] += 1
             except (Failed, *ERRORS) as error:
@@ -231,6 +230,14 @@ class Turn:
         except ERRORS:
             self.counts["sent_again"] += 1
             return self.fleet.ask(1 - number % 2, kind, text)
+
+
+def _difference(kind: str, answer: Any, alone: Any) -> str | None:
+    """Return how an answer differs from that of the text alone; None if it is right."""
+    if kind == "embedding":
+        cosine = float(answer @ alone)
+        return None if cosine >= SIMILARITY else f"cosine {cosine}"
+    return None if answer == alone else f"{answer}, alone {alone}"
 
 
 def _embedding(content: bytes) -> Any:
