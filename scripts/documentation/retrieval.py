@@ -42,7 +42,7 @@ def _summary(machine: Machine) -> str:
     heads = ("model", "precision", *(_clients(count) for count in CLIENTS), "fastest peer, most clients")
     return (
         f"Recorded by `scripts/bench retrieval --output docs/{machine.file}`, a run a model and precision, on "
-        f"{' and '.join(days)} on {figures['cores']} cores of an {figures['cpu']} ([figures](../{machine.file})), in "
+        f"{' and '.join(days)} on {figures['cores']} cores of an {machine.cpu} ([figures](../{machine.file})), in "
         f"{' or '.join(map(str, rounds))} round{'s' * (rounds != [1])} a run. "
         f"The machine multiplies at {limits['fp32']:.0f} GFLOP/s in fp32, {limits['bf16']:.0f} in bf16 and "
         f"{limits['int8']:.0f} GOP/s in int8, and reads {limits['bandwidth']:.0f} GB/s. Times the fastest peer of as "
@@ -76,7 +76,7 @@ def models() -> str:
             rows = [row for own, precision, run in machine.runs if own == name for row in _rows(precision, run)]
             heads = ("precision", "side", "agreement", *(_clients(count) for count in CLIENTS))
             if rows:
-                parts.append(f"### {title}, {machine.figures['cpu']}\n\n{table(heads, rows)}")
+                parts.append(f"### {title}, {machine.cpu}\n\n{table(heads, rows)}")
     return "\n\n".join(parts)
 
 
@@ -115,6 +115,12 @@ class Machine:
 
     file: str
     figures: Mapping[str, Any]
+
+    @property
+    def cpu(self) -> str:
+        """Name of its processor, with the instruction sets where they were recorded: the name alone may be of several."""
+        sets = self.figures.get("instructions")
+        return f"{self.figures['cpu']} ({', '.join(sets)})" if sets else str(self.figures["cpu"])
 
     @property
     def runs(self) -> list[tuple[str, str, dict[str, Any]]]:

@@ -27,7 +27,8 @@ ROOT = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 SERVICES: dict[str, Any] = COMPOSE["services"]
-SERVERS = ("triton", "triton-gpu", "triton-vllm")
+WHOLE = ("triton-vllm", "triton-trtllm")  # their engines run checkpoints as they are
+SERVERS = ("triton", "triton-gpu", *WHOLE)
 
 
 def test_compose_file_is_valid_against_the_specification() -> None:
@@ -46,13 +47,13 @@ def _release(image: str) -> str:
 
 def test_nvidia_images_share_one_known_release() -> None:
     images = [service["image"] for service in SERVICES.values() if "nvcr.io" in service.get("image", "")]
-    assert len(images) == 3
+    assert len(images) == 4
     images += [
         service["build"]["args"]["TRITON_RELEASE"]
         for service in SERVICES.values()
         if "args" in service.get("build", {})
     ]
-    assert len(images) == 5
+    assert len(images) == 6
     tags = {_release(image) for image in images}
     tags |= set(re.findall(r"^ARG TRITON_RELEASE=(.*)$", DOCKERFILE, re.MULTILINE))
     assert tags == {BuildSpec.model_fields["triton"].default}
@@ -73,7 +74,7 @@ def test_servers_have_shared_memory_and_a_health_check(name: str) -> None:
     assert SERVICES[name]["networks"]["default"]["aliases"] == ["server"]
 
 
-@pytest.mark.parametrize("name", ["triton-gpu", "triton-vllm", "compile"])
+@pytest.mark.parametrize("name", ["triton-gpu", *WHOLE, "compile"])
 def test_gpu_services_reserve_a_gpu(name: str) -> None:
     (device,) = SERVICES[name]["deploy"]["resources"]["reservations"]["devices"]
     assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
@@ -83,7 +84,7 @@ def test_mounted_paths_exist() -> None:
     for service in SERVICES.values():
         for volume in service.get("volumes", ()):
             source = re.sub(r"^\$\{\w+:-(.*?)\}", r"\1", volume).split(":")[0]
-            if source == "./vllm_repository":  # the user's, built by --engine vllm --output vllm_repository
+            if source in ("./vllm_repository", "./trtllm_repository"):  # the user's, as --output of their builds
                 continue
             assert source in COMPOSE["volumes"] or (ROOT / source).exists(), source
 
@@ -162,15 +163,15 @@ def test_pages_name_build_arguments_requirements_and_variables() -> None:
     assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == variables
 
 
-def test_vllm_and_gpu_servers_mount_different_repositories() -> None:
-    of_vllm, of_gpus = (SERVICES[name]["volumes"][0] for name in ("triton-vllm", "triton-gpu"))
-    assert of_vllm.endswith(":/models:ro")
-    assert of_gpus.endswith(":/models:ro")
-    assert of_vllm.split(":/models")[0] != of_gpus.split(":/models")[0]
+def test_servers_of_other_engines_mount_different_repositories() -> None:
+    mounted = [SERVICES[name]["volumes"][0] for name in (*WHOLE, "triton-gpu")]
+    assert all(volume.endswith(":/models:ro") for volume in mounted)
+    assert len({volume.split(":/models")[0] for volume in mounted}) == 3
 
 
-def test_vllm_server_has_the_hub_token_and_a_persistent_cache() -> None:
-    service = SERVICES["triton-vllm"]
+@pytest.mark.parametrize("name", WHOLE)
+def test_server_of_whole_checkpoints_has_the_hub_token_and_a_persistent_cache(name: str) -> None:
+    service = SERVICES[name]
     assert service["environment"]["HF_TOKEN"] == "${HF_TOKEN:-}"
     assert "huggingface:/root/.cache/huggingface" in service["volumes"]
     assert "huggingface" in COMPOSE["volumes"]
@@ -181,7 +182,7 @@ def test_containers_run_unprivileged_and_read_only() -> None:
         assert service["security_opt"] == ["no-new-privileges:true"], name
         if name != "compile":  # it writes plans into the repository
             assert service["cap_drop"] == ["ALL"], name
-            assert service["read_only"] is (name != "triton-vllm"), name
+            assert service["read_only"] is (name not in WHOLE), name
     assert {SERVICES[name]["user"] for name in ("triton", "triton-gpu")} == {"1000:1000"}
     assert "USER 1000:1000" in DOCKERFILE
     assert "USER nobody" in (ROOT / "Dockerfile.gateway").read_text()
@@ -201,7 +202,7 @@ def test_server_starts_with_restricted_admin_protocols(name: str, key: str, tmp_
     assert [secret == key or len(secret) == 36 for _, secret in restricted] == [True, True]
     assert (outputs[0] == outputs[1]) is bool(key), "another secret at each start, where none is given"
     assert "--model-control-mode=none" in outputs[0]
-    assert ("--disable-auto-complete-config" in outputs[0]) is (name != "triton-vllm")
+    assert ("--disable-auto-complete-config" in outputs[0]) is (name not in WHOLE)
 
 
 def _output_of(command: list[str], environment: dict[str, str], file: Path) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from builder.building.pipeline import build
+from builder.building.variants import encoder
 from builder.common.errors import VerificationError
 from builder.engines.optimise import quantisation
 from builder.options import make_spec
@@ -34,6 +35,7 @@ def test_spoilt_int8_is_refused_by_its_ranking(
 ) -> None:
     """Weights of three values keep the shape of every answer, and lose the order of documents."""
     monkeypatch.setattr(quantisation, "largest_byte_weight", lambda: 1)
+    monkeypatch.setattr(encoder, "ROUNDING", 1.0)  # each quality is enough, so that the ranking is judged
     output, options = tmp_path / "models", {"task": SERVED[name].task, "precision": "int8"}
     with pytest.raises(VerificationError, match=r"recall@10 of 0\.\d+ .* is required.*accept less with --quality"):
         build(make_spec(model=str(checkpoint(name)), output=output, **options))

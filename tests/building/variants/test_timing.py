@@ -43,7 +43,7 @@ def test_timing_excludes_the_preparation_for_a_shape(
     monkeypatch.setattr(timing, "MIN_RUNS", 1)
     calls: list[str] = []
     monkeypatch.setattr(timing, "_feeds", lambda *shapes: {"1x16": {"x": np.zeros(16)}, "8x128": {"x": np.zeros(1024)}})
-    graph: Any = SimpleNamespace(engine=engine, inputs=("x",))
+    graph: Any = SimpleNamespace(engine=engine, token_inputs=("x",))
     rows: Any = None
 
     def infer(feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
