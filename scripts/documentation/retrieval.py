@@ -118,7 +118,7 @@ class Machine:
 
     @property
     def cpu(self) -> str:
-        """Name of its processor, with the instruction sets where they were recorded: the name alone may be of several."""
+        """Name of its processor, which may be that of several, with its instruction sets where they were recorded."""
         sets = self.figures.get("instructions")
         return f"{self.figures['cpu']} ({', '.join(sets)})" if sets else str(self.figures["cpu"])
 
