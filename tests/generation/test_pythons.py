@@ -15,6 +15,9 @@ from builder.common.cache.folder import ENGINES, fetched_folder
 from builder.common.releases import RELEASES
 
 
+PYTHONS = {version: fetched_folder(ENGINES, f"python-{version}") / "bin" / "python" for version in ("3.10", "3.12")}
+
+
 def _answers(python: Path, repository: Path) -> dict[str, Any]:
     program = Path(__file__).with_name("emitted_answers.py")
     done = subprocess.run([python, program, repository], capture_output=True, text=True, check=False)
@@ -24,13 +27,22 @@ def _answers(python: Path, repository: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("version", ["3.10", "3.12"])
+@pytest.mark.parametrize(
+    "version",
+    [
+        pytest.param(
+            version,
+            marks=pytest.mark.skipif(  # before the repository is built
+                not python.exists(),
+                reason=f"scripts/pythons makes an environment of Python {version} if it is installed",
+            ),
+        )
+        for version, python in PYTHONS.items()
+    ],
+)
 def test_emitted_code_answers_alike_in_the_pythons_of_the_containers(version: str, repository: Path) -> None:
     """Cover a decode loop, one with beam search, an encoder-decoder and an encoder."""
-    python = fetched_folder(ENGINES, f"python-{version}") / "bin" / "python"
-    if not python.exists():
-        pytest.skip(f"scripts/pythons makes an environment of Python {version} where that is installed")
-    here, there = _answers(Path(sys.executable), repository), _answers(python, repository)
+    here, there = _answers(Path(sys.executable), repository), _answers(PYTHONS[version], repository)
     assert there["python"].startswith(f"{version}.")
     assert there["onnxruntime"] in {r.in_process for r in RELEASES.values() if r.python == version}
     assert there["texts"] == here["texts"]
