@@ -14,7 +14,6 @@ import pytest
 from builder.common.cache.folder import ENGINES, fetched_folder
 from builder.common.releases import RELEASES
 
-
 PYTHONS = {version: fetched_folder(ENGINES, f"python-{version}") / "bin" / "python" for version in ("3.10", "3.12")}
 
 
@@ -34,7 +33,7 @@ def _answers(python: Path, repository: Path) -> dict[str, Any]:
             version,
             marks=pytest.mark.skipif(  # before the repository is built
                 not python.exists(),
-                reason=f"scripts/pythons makes an environment of Python {version} if it is installed",
+                reason=f"scripts/pythons makes an environment of Python {version}",
             ),
         )
         for version, python in PYTHONS.items()
