@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -147,12 +147,17 @@ async def _start(triton: FleetTriton, address: str) -> Any:
 
 
 @asynccontextmanager
-async def fleet(*tritons: FleetTriton, watching: bool = False) -> AsyncIterator[Fleet]:
-    """Run stand-ins and a gateway over them; `watching`: check the servers in the background too."""
+async def fleet(
+    *tritons: FleetTriton, watching: bool = False, now: Callable[[], float] = lambda: 0.0
+) -> AsyncIterator[Fleet]:
+    """Run stand-ins and a gateway over them; `watching`: check the servers in the background too.
+
+    `now`: its clock, which stands still by default, so that none is measured to be slow by chance.
+    """
     servers = [await _start(triton, "127.0.0.1:0") for triton in tritons]
     addresses = [f"127.0.0.1:{server.port}" for server in servers]
     metrics = Metrics()
-    members = FleetMembers(addresses, FleetMetrics(metrics.registry))
+    members = FleetMembers(addresses, FleetMetrics(metrics.registry), now)
     await members.update()
     models = FleetCatalogue(members)
     app = make_app(GatewaySettings(), FleetBackend(members), None, models=models, metrics=metrics)

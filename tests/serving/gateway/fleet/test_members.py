@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import socket
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -208,11 +209,11 @@ def test_hanging_server_does_not_delay_the_checks_of_others(monkeypatch: pytest.
         hanging.responds.clear()
         watching = asyncio.ensure_future(running.members.watch())
         await asyncio.sleep(0.2)
-        begun = running.members.now()
+        begun = time.monotonic()
         other.is_ready = False
         while running.members.servers[running.addresses[1]].is_ready:
             await asyncio.sleep(0.01)
-        assert running.members.now() - begun < fleet_server.CHECK_TIMEOUT_S / 2
+        assert time.monotonic() - begun < fleet_server.CHECK_TIMEOUT_S / 2
         assert running.members.servers[running.addresses[0]].missed_checks == 0, "its first check still runs"
         watching.cancel()
 
