@@ -17,7 +17,6 @@ from builder.serving.gateway.fleet.members import FleetMembers
 from builder.serving.gateway.fleet.request_work import RequestWork, encoding_work, generation_work
 from builder.serving.gateway.fleet.retry_budget import RetryBudget
 from builder.serving.gateway.fleet.routing import by_prefix, least_loaded
-from builder.serving.gateway.fleet.slowness import UsualTimes
 from builder.serving.gateway.fleet.versions import holders_of
 from builder.serving.gateway.tensors import Outputs
 
@@ -57,7 +56,6 @@ class FleetBackend(Backend):
     def __init__(self, members: FleetMembers, random: Random | None = None) -> None:
         self.members, self.random = members, random or Random()
         self.budget = RetryBudget()
-        self.usual_times = UsualTimes()
 
     async def ready(self) -> bool:
         """Return True if at least one server takes requests."""
@@ -86,7 +84,7 @@ class FleetBackend(Backend):
             raise self._not_loaded(model, version)
         while True:
             server, has_started = self._choose(model, holders, work), False
-            times = server.times if server.has_loaded(model) else None
+            meter = server.slowness_meter if server.has_loaded(model) else None
             sent = self.members.now()
             request.model_version = version
             try:
@@ -96,8 +94,8 @@ class FleetBackend(Backend):
                             if not has_started:
                                 has_started = True
                                 server.record_success(model)
-                                if times is not None:
-                                    times.record(self._ratio(model, work, self.members.now() - sent))
+                                if meter is not None:
+                                    meter.record(self._ratio(model, version, work, self.members.now() - sent))
                             running.advance()
                             yield outputs
                 return
@@ -126,9 +124,9 @@ class FleetBackend(Backend):
             return by_prefix(work.prefix, work.tokens, servers)
         return least_loaded(work.tokens, servers, self.random)
 
-    def _ratio(self, model: str, work: RequestWork, seconds: float) -> float:
+    def _ratio(self, model: str, version: str, work: RequestWork, seconds: float) -> float:
         """Return the time of a first answer as a multiple of the usual one."""
-        return self.usual_times.ratio((model, work.streams), work.until_first_answer, seconds)
+        return self.members.usual_paces.ratio(model, (version, work.streams), work.until_first_answer, seconds)
 
     def _record_failure(self, server: FleetServer, model: str, error: ApiError) -> None:
         if server.record_failure(model, error, self.members.now()):

@@ -13,7 +13,7 @@ from builder.serving.gateway.errors import ApiError, ServerUnreachable
 from builder.serving.gateway.fleet.health import Health
 from builder.serving.gateway.fleet.holders import ModelHolders
 from builder.serving.gateway.fleet.request_work import RequestWork
-from builder.serving.gateway.fleet.slowness import Slowness
+from builder.serving.gateway.fleet.slowness import SlownessMeter
 from builder.serving.gateway.triton import Triton
 
 CHECK_TIMEOUT_S = 2.0
@@ -39,7 +39,7 @@ class FleetServer:
     """One Triton, at the address `name`. Readiness is what its last check said; requests say whether it works.
 
     `backend`: takes its requests; None for the Triton itself. `versions`: the loaded versions of each model.
-    `repository`: its models, loaded or not. `times`: of its answers. `model_health`: the health of each model on it.
+    `repository`: its models, loaded or not. `model_health`: the health of each model on it.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class FleetServer:
         self.is_leaving = False  # its address is gone: it only finishes running requests
         self.missed_checks = 0
         self.is_checking = False
-        self.times = Slowness()
+        self.slowness_meter = SlownessMeter()
         self.health = Health()
         self.model_health: defaultdict[str, Health] = defaultdict(Health)
 
@@ -66,7 +66,7 @@ class FleetServer:
 
     @property
     def slowness(self) -> float:
-        return self.times.value
+        return self.slowness_meter.slowness
 
     def has_loaded(self, model: str) -> bool:
         return model in self.versions
@@ -115,13 +115,13 @@ class FleetServer:
     async def check(self) -> None:
         """Ask if the server is ready and, if so, what it has loaded. It keeps its state if it misses a few checks."""
         self.is_checking = True
-        self.times.forget()
+        self.slowness_meter.forget()
         try:
             is_ready = await self._in_time(self.reports_ready())
             if is_ready:
                 await self.read_versions()
-            if self.missed_checks:
-                self.times = Slowness()  # late answers to earlier requests say nothing of its speed
+            if is_ready and not self.is_ready:
+                self.slowness_meter = SlownessMeter()  # late answers to earlier requests say nothing of its speed
             self.is_ready, self.missed_checks = is_ready, 0
         except ApiError:
             self.missed_checks += 1

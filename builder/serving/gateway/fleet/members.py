@@ -13,6 +13,7 @@ from builder.serving.gateway.errors import ApiError, unavailable
 from builder.serving.gateway.fleet.fleet_server import FleetServer
 from builder.serving.gateway.fleet.holders import ModelHolders
 from builder.serving.gateway.fleet.metrics import FleetMetrics
+from builder.serving.gateway.fleet.slowness import UsualPaces
 from builder.serving.gateway.fleet.targets import Target, resolve
 from builder.serving.gateway.triton import TIMEOUT_S, Triton
 
@@ -46,6 +47,7 @@ class FleetMembers:
         self.servers: dict[str, FleetServer] = {}
         self.joined = 0  # servers so far; a change tells that there are new ones
         self.holders = ModelHolders[FleetServer]()
+        self.usual_paces = UsualPaces()
         self.addresses: dict[Target, Sequence[str]] = {}  # of each target, as it was resolved last
         self.background: set[asyncio.Task[None]] = set()  # checks, and servers that are closed
 
@@ -97,6 +99,7 @@ class FleetMembers:
         """Remove the drained servers and check all others, but those whose last check still runs."""
         self._remove_drained()
         await asyncio.gather(*(_check(server) for server in self.servers.values() if not server.is_checking))
+        self.usual_paces.keep_only(self.holders.servers)
 
     async def _start_check(self) -> None:
         """Start a check without waiting for it, since a server may hang."""

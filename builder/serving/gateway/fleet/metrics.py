@@ -22,7 +22,9 @@ class FleetMetrics:
         self.accepting = gauge("server_accepting", "1 if the server takes new requests, otherwise 0")
         self.requests = gauge("server_requests", "Requests that run on the server")
         self.work = gauge("server_work_tokens", "Tokens of these requests that are not read or generated yet, at most")
-        self.slowness = gauge("server_slowness", "Time of its answers of late, as a multiple of the usual one")
+        self.slowness = gauge(
+            "server_slowness", "Time of its recent answers, as a multiple of the usual one; 1 below 1.5"
+        )
         self.models = gauge("server_models", "Models that the server has loaded")
         self.ejections = counter("server_ejections", "Times that failed requests ejected the server, or a model on it")
         self.retries = counter("server_retries", "Requests that failed on the server and were sent to another")

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from heapq import nlargest
 from typing import Protocol, TypeVar
 
-from builder.serving.gateway.fleet.routing import ServerLoad, equals, load_limit, load_of, rank_for
+from builder.serving.gateway.fleet.routing import ServerLoad, load_limit, load_of, nearly_least_loaded, rank_for
 
 CANDIDATES = 3  # servers that may load a model
 COPY_IDLE_S = 60.0  # without a request, after which a copy is unloaded, or a model is evicted for a copy of another
@@ -65,5 +65,5 @@ def place_copy(
 
 
 def first_of_equals(model: str, tokens: int, servers: Sequence[S]) -> S:
-    """Return the first choice of the `equals`, so that other copies become idle."""
-    return max(equals(tokens, servers), key=rank_for(model.encode()))
+    """Return the first choice of those with nearly the least load, so that other copies become idle."""
+    return max(nearly_least_loaded(tokens, servers), key=rank_for(model.encode()))

@@ -35,24 +35,25 @@ class ServerLoad(Protocol):
 S = TypeVar("S", bound=ServerLoad)
 
 
-def load_of(server: ServerLoad, more: int = 0) -> float:
-    """Return the load of a server with `more` tokens, in tokens of a server of usual speed."""
-    return (server.work + more) * server.slowness
+def load_of(server: ServerLoad, added_tokens: int = 0) -> float:
+    """Return the load of a server with `added_tokens`, in tokens of a server of usual speed."""
+    return (server.work + added_tokens) * server.slowness
 
 
-def equals(tokens: int, servers: Sequence[S]) -> list[S]:
+def nearly_least_loaded(tokens: int, servers: Sequence[S]) -> list[S]:
     """Return the servers with the least load once they have a request of so many `tokens`, or nearly so."""
     limit = BALANCE * min(load_of(server, tokens) for server in servers)
     return [server for server in servers if load_of(server, tokens) <= limit]
 
 
 def least_loaded(tokens: int, servers: Sequence[S], random: Random) -> S:
-    """Return the server that is to have a request of so many `tokens`: the one of two random `equals` with fewer.
+    """Return the server that is to have a request of so many `tokens`.
 
-    Chance keeps several gateways, whose knowledge is equal, from choosing the same server.
+    Of two random ones with nearly the least load, it is the one with fewer requests. Chance keeps several gateways,
+    whose knowledge is equal, from choosing the same server.
     """
-    least = equals(tokens, servers)
-    return min(random.sample(least, min(2, len(least))), key=lambda server: server.requests)
+    eligible = nearly_least_loaded(tokens, servers)
+    return min(random.sample(eligible, min(2, len(eligible))), key=lambda server: server.requests)
 
 
 def by_prefix(prefix: bytes, tokens: int, servers: Sequence[S]) -> S:

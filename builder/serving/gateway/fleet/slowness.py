@@ -2,42 +2,59 @@
 
 from __future__ import annotations
 
-NEW = 0.3  # weight of the last answer in a server's slowness
-KEPT = 0.85  # share of its excess that a server keeps after each check, one a second: half of it after four seconds
+import math
+from collections.abc import Container
+
+ANSWER_WEIGHT = 0.3  # of the last answer in a server's mean
+KEPT_BY_CHECK = 0.85  # share of its excess that a server keeps after each check, one a second: half after four seconds
 MAX_RATIO = 10.0  # of one answer
-NEW_USUAL = 0.05  # weight of the last answer in the usual time of its model, which is a mean of the first ones
+MIN_SLOWNESS = 1.5  # below this a mean counts as usual: requests of one kind differ by up to as much on one server
+MIN_PACE_WEIGHT = 0.05  # of the last answer in the usual pace of its kind, which is a mean of the first ones
 
 
-class Slowness:
+class SlownessMeter:
     """Moving average of a server's times as multiples of the usual ones of its models: 2.0 for twice as long.
 
     A server that has no requests returns to 1.0. So it is tried again, whether it is still slow or not.
     """
 
     def __init__(self) -> None:
-        self.value = 1.0
+        self.mean = 1.0
+
+    @property
+    def slowness(self) -> float:
+        """Return the average, or 1.0 if it is nearly usual. A fast server counts as usual, or it would get all."""
+        return self.mean if self.mean >= MIN_SLOWNESS else 1.0
 
     def record(self, ratio: float) -> None:
-        """Record an answer. One that was fast by chance counts as usual, or its server would get all requests."""
-        self.value += NEW * (min(max(1.0, ratio), MAX_RATIO) - self.value)
+        """Record an answer."""
+        self.mean += ANSWER_WEIGHT * (min(ratio, MAX_RATIO) - self.mean)
 
     def forget(self) -> None:
         """Forget a part of what was measured. To be called regularly."""
-        self.value = 1.0 + KEPT * (self.value - 1.0)
+        self.mean = 1.0 + KEPT_BY_CHECK * (self.mean - 1.0)
 
 
-class UsualTimes:
-    """Usual seconds per token of each kind of request until its first answer, over all servers.
+class UsualPaces:
+    """Usual pace of each kind of request to a model until its first answer, over all servers.
 
-    They include the time in queues, so that a server that others keep busy is slow.
+    It includes the time in queues, so that a server that others keep busy is slow. A request costs something between a
+    fixed time and a time per token: the pace is in seconds per root of the tokens, and requests with up to four times
+    the tokens are one kind, so that neither their length nor their cost makes a server slow.
     """
 
     def __init__(self) -> None:
-        self.paces: dict[object, tuple[float, int]] = {}  # with the number of requests
+        self.models: dict[str, dict[object, tuple[float, int]]] = {}  # with the number of requests
 
-    def ratio(self, kind: object, tokens: int, seconds: float) -> float:
+    def ratio(self, model: str, kind: object, tokens: int, seconds: float) -> float:
         """Record a first answer. Return the ratio of its time to the usual one before."""
-        pace = seconds / tokens
-        usual, count = self.paces.get(kind, (pace, 0))
-        self.paces[kind] = usual + max(NEW_USUAL, 1 / (count + 1)) * (pace - usual), count + 1
+        pace, paces = seconds / math.sqrt(tokens), self.models.setdefault(model, {})
+        key = kind, tokens.bit_length() // 2
+        usual, count = paces.get(key, (pace, 0))
+        paces[key] = usual + max(MIN_PACE_WEIGHT, 1 / (count + 1)) * (pace - usual), count + 1
         return pace / usual if usual else 1.0
+
+    def keep_only(self, models: Container[str]) -> None:
+        """Forget all other models."""
+        for model in [model for model in self.models if model not in models]:
+            del self.models[model]

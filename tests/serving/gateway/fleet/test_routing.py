@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from builder.serving.gateway.fleet.holders import ModelHolders
 from builder.serving.gateway.fleet.routing import BALANCE, BATCHED_TOKENS, by_prefix, least_loaded, load_of
-from builder.serving.gateway.fleet.slowness import MAX_RATIO, Slowness, UsualTimes
+from builder.serving.gateway.fleet.slowness import MAX_RATIO, MIN_SLOWNESS, SlownessMeter, UsualPaces
 from builder.serving.gateway.fleet.versions import holders_of, serving_version
 
 
@@ -60,29 +60,41 @@ def test_slow_server_gets_less_work() -> None:
 
 
 def test_slowness_follows_the_last_answers() -> None:
-    times = Slowness()
+    meter = SlownessMeter()
     for _ in range(20):
-        times.record(3.0)
-    assert 2.9 < times.value < 3.0
+        meter.record(3.0)
+    assert 2.9 < meter.slowness < 3.0
     for _ in range(30):
-        times.forget()
-    assert times.value < 1.1, "a server without requests counts as usual again"
-    times.record(1e6)
-    assert times.value < MAX_RATIO
-    lucky = Slowness()
+        meter.forget()
+    assert meter.slowness == 1.0, "a server without requests counts as usual again"
+    meter.record(1e6)
+    assert MIN_SLOWNESS < meter.slowness < MAX_RATIO
+    lucky = SlownessMeter()
     lucky.record(0.1)
-    assert lucky.value == 1.0
+    assert lucky.slowness == 1.0
 
 
-def test_usual_time_is_that_of_all_servers() -> None:
-    usual = UsualTimes()
-    assert usual.ratio("a", 100, 1.0) == 1.0, "nothing is known before"
-    assert usual.ratio("a", 10, 0.2) == 2.0
-    assert usual.ratio("b", 10, 99.0) == 1.0
+def test_usual_pace_is_that_of_all_servers() -> None:
+    usual = UsualPaces()
+    assert usual.ratio("a", "1", 100, 1.0) == 1.0, "nothing is known before"
+    assert usual.ratio("a", "1", 100, 2.0) == 2.0
+    assert usual.ratio("b", "1", 100, 99.0) == usual.ratio("a", "2", 100, 99.0) == 1.0
     for _ in range(200):
-        usual.ratio("a", 100, 2.0)
-    assert abs(usual.ratio("a", 100, 2.0) - 1.0) < 0.01
-    assert usual.ratio("c", 1, 0.0) == usual.ratio("c", 1, 0.0) == 1.0, "a clock may not advance"
+        usual.ratio("a", "1", 100, 2.0)
+    assert abs(usual.ratio("a", "1", 100, 2.0) - 1.0) < 0.01
+    assert usual.ratio("c", "1", 1, 0.0) == usual.ratio("c", "1", 1, 0.0) == 1.0, "a clock may not advance"
+    usual.keep_only({"a"})
+    assert set(usual.models) == {"a"}
+
+
+@given(st.integers(0, 1000), st.integers(0, 1000), st.integers(0, 1000))
+def test_length_of_a_request_makes_no_server_slow(call: int, token: int, seed: int) -> None:
+    """Regression: short texts took several times the usual time per token, since each call costs a fixed time too."""
+    usual, meter, random = UsualPaces(), SlownessMeter(), Random(seed)
+    for _ in range(300):
+        tokens = random.randint(2, 512)
+        meter.record(usual.ratio("a", "1", tokens, call + token * tokens))
+        assert meter.slowness == 1.0
 
 
 @given(LOADS, KEYS, st.integers(1, 5000))
