@@ -105,7 +105,7 @@ class FleetBackend(Backend):
                 if has_started or len(attempts.tried) >= MAX_ATTEMPTS or error.code not in self.retryable:
                     raise
                 version, holders = await self._candidates(model, attempts)
-                if not holders or not self._take_retry():
+                if not holders or not self._may_retry(model, error, holders):
                     raise
                 self.members.metrics.retries.labels(server.name).inc()
             finally:
@@ -133,8 +133,8 @@ class FleetBackend(Backend):
             self.members.metrics.ejections.labels(server.name).inc()
             log.warning("Triton at %s gets no requests for a while, since %s failed: %s", server.name, model, error)
 
-    def _take_retry(self) -> bool:
-        """Return True if the budget allows to ask another server."""
+    def _may_retry(self, model: str, error: ApiError, holders: Sequence[FleetServer]) -> bool:
+        """Return True if the budget allows to ask one of `holders` after an error."""
         is_allowed = self.budget.take_retry(self.members.now())
         if not is_allowed:
             self.members.metrics.refused_retries.inc()

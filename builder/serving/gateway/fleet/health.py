@@ -34,6 +34,11 @@ class Health:
         self.failures += 1
         if self.failures < FAILURES:
             return False
-        self.failures = FAILURES - 1
-        self.backoff.fail(now)
+        self.eject(now)
         return True
+
+    def eject(self, now: float) -> None:
+        """Send no more requests for a while, even after a single failure."""
+        if not self.is_ejected(now):
+            self.failures = FAILURES - 1
+            self.backoff.fail(now)

@@ -17,8 +17,9 @@ from builder.serving.gateway.fleet.on_demand_server import OnDemandServer
 from builder.serving.gateway.fleet.placement import (
     CANDIDATES,
     COPY_IDLE_S,
+    are_full,
     candidates_for,
-    first_of_equals,
+    choose_copy,
     place,
     place_copy,
     ranked,
@@ -27,6 +28,7 @@ from builder.serving.gateway.fleet.request_work import RequestWork
 from builder.serving.gateway.fleet.routing import BATCHED_TOKENS, load_of
 from builder.serving.gateway.residency.repository_models import RepositoryModels, Stamp
 
+LOAD_ERRORS = ("no_room", "model_failed")
 COPY_PAUSE_S = 1.0  # after a copy of a model, until its servers are looked at again
 IDLE_COPIES_INTERVAL_S = 5.0
 FIRST_SERVERS = 8  # of a model's order, which are remembered: the candidates are among them unless many are away
@@ -40,13 +42,14 @@ class OnDemandFleetBackend(FleetBackend):
     Each server loads the version that the repository serves before it answers, so requests need not name one.
     """
 
-    retryable = (*RETRYABLE, "no_room", "model_failed")
+    retryable = (*RETRYABLE, *LOAD_ERRORS)
 
     def __init__(self, members: FleetMembers, models: RepositoryModels, random: Random | None = None) -> None:
         super().__init__(members, random)
         self.models = models
         self.sizes: dict[str, tuple[Stamp, int]] = {}  # estimated bytes
-        self.copying: dict[str, list[OnDemandServer | None]] = {}  # servers that load a copy; None: there is no place
+        self.copying: dict[str, list[OnDemandServer | None]] = {}  # servers that load a copy; None: it has none yet
+        self.has_no_place: set[str] = set()  # models that no server may load a copy of, until COPY_PAUSE_S later
         self.first_servers = lru_cache(MAX_MODELS)(self._order)
 
     async def _candidates(self, model: str, attempts: Attempts) -> tuple[str, list[FleetServer]]:
@@ -63,6 +66,8 @@ class OnDemandFleetBackend(FleetBackend):
             copies = [server for server in self._copies(model) if server not in tried]
             loaded = [server for server in (*servers, *copies) if server.has_loaded(model)]
             loading = [server for server in servers if server.is_loading(model)]
+            if loading and tried:  # copies may fail for the same reason
+                copies = []
             holders = loaded or [*loading, *copies] or [place(size, servers)]
         return attempts.requested, list(dict.fromkeys(holders))
 
@@ -71,8 +76,9 @@ class OnDemandFleetBackend(FleetBackend):
         return list(dict.fromkeys((*map(_on_demand, self.members.accepting_with(model)), *self._copies(model))))
 
     def _copies(self, model: str) -> list[OnDemandServer]:
-        servers = self.copying.get(model, ())
-        return [server for server in servers if server is not None and server.accepts_requests]
+        """Return the servers that load a copy of `model`, without those on which it has just failed."""
+        now, servers = self.members.now(), [server for server in self.copying.get(model, ()) if server is not None]
+        return [server for server in servers if server.accepts_requests and server.is_healthy(model, now)]
 
     def _servers(self, model: str, tried: Sequence[FleetServer]) -> list[OnDemandServer]:
         """Return the candidates for `model`, those on which it fails only if there are no others."""
@@ -98,7 +104,7 @@ class OnDemandFleetBackend(FleetBackend):
         self._copy_if_full(model, holders)
         if work.prefix:
             return super()._choose(model, holders, work)
-        return first_of_equals(model, work.tokens, holders)
+        return choose_copy(model, work.tokens, holders)
 
     def _copy_if_full(self, model: str, holders: Sequence[FleetServer]) -> None:
         """Start to load another copy of a model for each batch that its servers have too much.
@@ -107,10 +113,39 @@ class OnDemandFleetBackend(FleetBackend):
         """
         loads, copying = list(map(load_of, holders)), self.copying.get(model, [])
         copies = len(holders) + sum(server not in holders for server in copying)
-        if min(loads) > BATCHED_TOKENS and sum(loads) > BATCHED_TOKENS * copies and (servers := self._accepting()):
-            target = place_copy(model, self._known_size(model, holders), holders, copying, servers)
+        if model in self.has_no_place or min(loads) <= BATCHED_TOKENS or sum(loads) <= BATCHED_TOKENS * copies:
+            return
+        if servers := self._accepting():
+            target = None
+            if are_full(holders, servers):
+                excluded = {*holders, *self._targets(model), *self._failing(model, servers)}
+                target = place_copy(model, self._known_size(model, holders), excluded, servers)
+                if target is None:
+                    self.has_no_place.add(model)
             self.copying.setdefault(model, []).append(target)
             start_task(self._copy(model, target))
+
+    def _targets(self, model: str) -> set[FleetServer]:
+        """Return the servers that load a copy of `model`, and those that have not begun to load one of another.
+
+        Once they have begun, their memory says what is left for others.
+        """
+        return {
+            target
+            for name, targets in self.copying.items()
+            for target in targets
+            if target is not None and (name == model or name not in target.residents.models)
+        }
+
+    def _failing(self, model: str, servers: Sequence[OnDemandServer]) -> set[FleetServer]:
+        """Return the servers on which requests to `model` failed, or its last load did."""
+        now, stamp = self.members.now(), self.models.stamp(model)
+        return {
+            server
+            for server in servers
+            if not server.is_healthy(model, now)
+            or (stamp is not None and server.residents.backoff.is_waiting(model, stamp))
+        }
 
     async def _copy(self, model: str, target: OnDemandServer | None) -> None:
         try:
@@ -118,13 +153,25 @@ class OnDemandFleetBackend(FleetBackend):
                 target.residents.release(await target.residents.lease(model))
         except ApiError as error:
             log.warning("no other Triton loads a copy of %s: %s", model, error.message)
+            if target is not None:  # the next copy goes elsewhere
+                target.model_health[model].eject(self.members.now())
             self.copying[model].remove(target)
             self.copying[model].append(target := None)
         finally:
             await asyncio.sleep(COPY_PAUSE_S)
             self.copying[model].remove(target)
+            if target is None:
+                self.has_no_place.discard(model)
             if not self.copying[model]:
                 del self.copying[model]
+
+    def _may_retry(self, model: str, error: ApiError, holders: Sequence[FleetServer]) -> bool:
+        """Return True if the budget allows another try, or if a load failed and the other servers need no new one."""
+        if error.code in LOAD_ERRORS and all(
+            holder.has_loaded(model) or holder.is_loading(model) for holder in map(_on_demand, holders)
+        ):
+            return True
+        return super()._may_retry(model, error, holders)
 
     def _known_size(self, model: str, holders: Sequence[FleetServer]) -> int:
         """Return the bytes of a model that `holders` have, or are loading."""

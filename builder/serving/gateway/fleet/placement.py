@@ -7,13 +7,14 @@ Balancing", 2001), and a model that fails to load is tried on few servers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from heapq import nlargest
 from typing import Protocol, TypeVar
 
 from builder.serving.gateway.fleet.routing import ServerLoad, load_limit, load_of, nearly_least_loaded, rank_for
 
 CANDIDATES = 3  # servers that may load a model
+MAX_SLOWNESS = 2.0  # of the first choice, up to which it gets a request when it is idle, as `by_prefix` does
 COPY_IDLE_S = 60.0  # without a request, after which a copy is unloaded, or a model is evicted for a copy of another
 
 
@@ -49,21 +50,28 @@ def place(size: int, candidates: Sequence[M]) -> M:
     return max((server for server in candidates if load_of(server) <= limit), key=lambda server: server.idle_s(size))
 
 
-def place_copy(
-    model: str, size: int, holders: Sequence[ServerLoad], copying: Sequence[ServerLoad | None], servers: Sequence[M]
-) -> M | None:
-    """Return the server to load another copy on; None unless all `holders` are full and it costs no model in use.
+def are_full(holders: Sequence[ServerLoad], servers: Sequence[ServerLoad]) -> bool:
+    """Return True if all `holders` of a model have more than their share of the load of all `servers`."""
+    return min(map(load_of, holders)) > load_limit(servers)
 
-    `copying`: servers that load copies already.
+
+def place_copy(model: str, size: int, excluded: Set[ServerLoad], servers: Sequence[M]) -> M | None:
+    """Return the server to load another copy on; None if each is full or it costs a model in use.
+
+    `excluded`: servers that may not load it, such as those that have it already.
     """
     limit = load_limit(servers)
-    others = [server for server in servers if server not in (*holders, *copying) and load_of(server) <= limit]
-    if not others or min(map(load_of, holders)) <= limit:
+    others = [server for server in servers if server not in excluded and load_of(server) <= limit]
+    if not others:
         return None
     target = place(size, candidates_for(model, others))
     return target if target.idle_s(size) >= COPY_IDLE_S else None
 
 
-def first_of_equals(model: str, tokens: int, servers: Sequence[S]) -> S:
-    """Return the first choice of those with nearly the least load, so that other copies become idle."""
-    return max(nearly_least_loaded(tokens, servers), key=rank_for(model.encode()))
+def choose_copy(model: str, tokens: int, servers: Sequence[S]) -> S:
+    """Return the server to send a request to: the same one while it is idle, so that other copies become idle too."""
+    rank = rank_for(model.encode())
+    first = max(servers, key=rank)
+    if not first.work and first.slowness < MAX_SLOWNESS:
+        return first
+    return max(nearly_least_loaded(tokens, servers), key=rank)

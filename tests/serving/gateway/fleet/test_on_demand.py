@@ -249,3 +249,86 @@ def test_gateways_share_servers_without_talking_to_each_other(tmp_path: Path) ->
         await other.members.close()
 
     run(one, scenario)
+
+
+def test_failed_copy_sends_its_requests_to_the_first_server(tmp_path: Path) -> None:
+    """Regression: they failed once the retries were used up, although the first server was about to answer."""
+    make_models(tmp_path, "embeds-a")
+    fleet = OnDemandFleet(tmp_path, [f"10.0.1.{number}:8001" for number in range(6)])
+
+    async def scenario() -> None:
+        first, *others = ranked("embeds-a", list(fleet.members.servers.values()))
+        may_load, may_fail = asyncio.Event(), asyncio.Event()
+        fleet.tritons[first.name].may_load = may_load
+        fleet.backend.budget.left = -100.0
+        for other in others:
+            fleet.tritons[other.name].may_load = may_fail
+            fleet.tritons[other.name].broken["embeds-a"] = "disk full"
+        batch = {"model": "embeds-a", "input": "x" * BYTES_PER_TOKEN * BATCHED_TOKENS}
+        asking = asyncio.gather(*(ask(fleet.app, "/v1/embeddings", batch) for _ in range(12)))
+        await until(lambda: sum(server.requests for server in fleet.members.servers.values()) == 12)
+        assert first.requests < 12
+        may_fail.set()
+        await until(lambda: first.requests == 12)
+        may_load.set()
+        assert {answer.status for answer in await asking} == {200}
+
+    run(fleet, scenario)
+
+
+def test_copy_that_failed_is_loaded_on_another_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: the server on which it had failed was chosen again, each time."""
+    monkeypatch.setattr(on_demand, "COPY_PAUSE_S", 0.0)
+    make_models(tmp_path, "embeds-a")
+    fleet = OnDemandFleet(tmp_path, ADDRESSES)
+
+    async def scenario() -> None:
+        full, failing, other = ranked("embeds-a", list(fleet.members.servers.values()))
+        assert (await fleet.embed("embeds-a")).status == 200
+        await fleet.members.check()
+        full.work += 10 * BATCHED_TOKENS
+        fleet.tritons[failing.name].broken["embeds-a"] = "disk full"
+        for target in (failing, other):
+            assert (await ask(fleet.app, "/v1/embeddings", {"model": "embeds-a", "input": "text"})).status == 200
+            await until(lambda: not fleet.backend.copying)
+            assert fleet.tritons[target.name].tried == ["embeds-a"]
+        assert fleet.servers_with("embeds-a") == sorted([full.name, other.name])
+
+    run(fleet, scenario)
+
+
+def test_place_for_a_copy_is_looked_for_once_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: every request looked at all servers again, which takes milliseconds in a large fleet."""
+    make_models(tmp_path, "embeds-a")
+    fleet = OnDemandFleet(tmp_path, ADDRESSES)
+    searches = []
+    monkeypatch.setattr(on_demand, "COPY_PAUSE_S", 3600.0)
+    monkeypatch.setattr(on_demand, "place_copy", lambda *_: searches.append(1))
+
+    async def scenario() -> None:
+        await fleet.embed("embeds-a")
+        (full,) = fleet.servers_with("embeds-a")
+        fleet.members.servers[full].work += 100 * BATCHED_TOKENS
+        for _ in range(20):
+            assert (await fleet.embed("embeds-a")).status == 200
+        assert len(searches) == 1
+
+    run(fleet, scenario)
+
+
+def test_copies_of_two_models_do_not_book_the_same_memory(tmp_path: Path) -> None:
+    """Regression: both were sent to the same server, if the first one had not begun to load there."""
+    make_models(tmp_path, *NAMES)
+    fleet = OnDemandFleet(tmp_path, ADDRESSES, room=1)
+
+    async def scenario() -> None:
+        first, second, free = fleet.members.servers.values()
+        for name, server in zip(NAMES, (first, second), strict=False):
+            assert isinstance(server, OnDemandServer)
+            server.residents.release(await server.residents.lease(name))
+            server.work += 10 * BATCHED_TOKENS
+        for name, server in zip(NAMES, (first, second), strict=False):
+            fleet.backend._copy_if_full(name, [server])
+        assert fleet.backend.copying == {NAMES[0]: [free], NAMES[1]: [None]}
+
+    run(fleet, scenario)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from builder.serving.gateway.fleet.placement import (
     COPY_IDLE_S,
+    are_full,
     candidates_for,
-    first_of_equals,
+    choose_copy,
     place,
     place_copy,
     ranked,
@@ -19,7 +20,7 @@ from builder.serving.gateway.fleet.routing import BATCHED_TOKENS
 MODELS = [f"model{number}" for number in range(200)]
 
 
-@dataclass
+@dataclass(eq=False)
 class Server:
     """A server whose least recently requested models are idle for `idle` seconds; by default memory is free."""
 
@@ -72,24 +73,29 @@ def test_server_that_leaves_moves_only_its_own_models() -> None:
 def test_second_copy_needs_full_holders_and_idle_memory() -> None:
     fleet = servers()
     holder, *others = ranked("model", fleet)
-    assert place_copy("model", 1, [holder], [], fleet) is None
+    assert not are_full([holder], fleet)
     holder.work = 10 * BATCHED_TOKENS
-    assert place_copy("model", 1, [holder], [], fleet) is others[0]
-    assert place_copy("model", 1, [holder], [], [holder]) is None
-    assert place_copy("model", 1, [holder], [others[0], None], fleet) is others[1], "the first one loads it already"
+    assert are_full([holder], fleet)
+    assert place_copy("model", 1, {holder}, fleet) is others[0]
+    assert place_copy("model", 1, {holder}, [holder]) is None
+    assert place_copy("model", 1, {holder, others[0]}, fleet) is others[1], "the first one loads it already"
     for other in others:
         other.idle = COPY_IDLE_S / 2
-    assert place_copy("model", 1, [holder], [], fleet) is None, "it would take the place of models in use"
+    assert place_copy("model", 1, {holder}, fleet) is None, "it would take the place of models in use"
     for other in fleet:
         other.work = 10 * BATCHED_TOKENS
-    assert place_copy("model", 1, [holder], [], fleet) is None, "all servers are as full"
+    assert not are_full([holder], fleet), "all servers are as full"
 
 
 def test_idle_holders_leave_requests_to_the_first_choice() -> None:
     """So that a copy that is not needed becomes idle."""
     first, second, *_ = ranked("model", servers())
-    assert first_of_equals("model", 10, [second, first]) is first
-    first.work = 10
-    assert first_of_equals("model", 10, [second, first]) is second
+    assert choose_copy("model", 10, [second, first]) is first
+    first.slowness = 1.9
+    assert choose_copy("model", 10, [second, first]) is first, "it is idle and not much slower"
+    first.slowness = 2.1
+    assert choose_copy("model", 10, [second, first]) is second
+    first.slowness, first.work, first.requests = 1.0, 10, 1
+    assert choose_copy("model", 10, [second, first]) is second
     second.slowness = 3.0
-    assert first_of_equals("model", 10, [second, first]) is first
+    assert choose_copy("model", 10, [second, first]) is first
