@@ -168,9 +168,12 @@ def test_report_shows_a_variant_that_was_not_timed() -> None:
     """An int8 form that misses the quality is not timed, and the one with layers in fp32 that is served is."""
     pytorch = MeasuredVariant("PyTorch fp32", 80, {"1x16": 8.0, "8x64": 80.0})
     missed = MeasuredVariant("int8", 20, {}, quality=0.9)
+    missed_early = replace(missed, name="int8-static", judged_samples=8)
     served = MeasuredVariant("int8, 1 layers fp32", 25, {"1x16": 2.0, "8x64": 20.0}, quality=0.997)
-    report = replace(REPORT, variants=(pytorch, missed, served), chosen=served.name, samples=32)
-    assert "int8 │ 0.0 │ - │ - │ - │ 0.9000" in _printed(report)
+    report = replace(REPORT, variants=(pytorch, missed, missed_early, served), chosen=served.name, samples=32)
+    assert "int8 │ 0.0 │ - │ - │ - │ 0.9000 │" in _printed(report)
+    assert "int8-static │ 0.0 │ - │ - │ - │ 0.9000 (8 of 32 samples)" in _printed(report)
+    assert "<td>0.9000 (8 of 32 samples)</td>" in page(report)
     stands_alone(page(report))
 
 

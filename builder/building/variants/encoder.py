@@ -117,7 +117,8 @@ class EncoderCandidates:
     def judge(self, candidate: Candidate[Variant]) -> MeasuredVariant:
         """Return the variant with its quality.
 
-        A variant remembered as too bad is not built again; one that is served always is.
+        A variant remembered as too bad is not built again; one that is served always is. The quality on some samples is
+        not remembered: on all of them, it may be as high as another build requires.
         """
         measured, exact = candidate.measured, self.exact
         if measured is exact[0]:
@@ -127,13 +128,14 @@ class EncoderCandidates:
             return measured
         graph, evaluator = self.variant(candidate.option, candidate.left_alone).graph, self.evaluator
         infer = evaluator.opened(graph)
-        least = self.threshold - ROUNDING
-        measured, self.qualities[measured.name] = evaluator.judged(measured, graph, infer, least=least)
+        min_mean = self.threshold - ROUNDING
+        measured, self.qualities[measured.name] = evaluator.judged(measured, graph, infer, min_mean=min_mean)
         if self.labelled is not None:
             measured = self.labelled.judged(measured, evaluator.answers(graph, infer, self.labelled.requests))
         if not self.compares_times and self.keeps(measured):
             measured = replace(measured, latency_ms=evaluator.latency(graph, infer))
-        self.known.remember(measured)
+        if measured.judged_samples is None:
+            self.known.remember(measured)
         return measured
 
     def keeps(self, measured: MeasuredVariant) -> bool:
@@ -148,7 +150,8 @@ class EncoderCandidates:
     def leave_more(self, candidate: Candidate[Variant]) -> int | None:
         """Return twice as many layers, or half as many as seem to suffice, if those are more; at most half of them.
 
-        One minus a cosine or a correlation grows with the square of the error, to which rounded layers add theirs.
+        One minus a cosine or a correlation grows with the square of the error, to which rounded layers add theirs. The
+        quality on some samples stands for that on all.
         """
         errors = np.square(list(self._sensitive(candidate.option).values()))
         left_alone, most = candidate.left_alone, len(errors) // 2
@@ -173,22 +176,26 @@ class EncoderCandidates:
 
     def reached(self, measured: MeasuredVariant) -> str:
         ranking = {name: measured.ranking[name] for name in self.evaluator.min_ranking if name in measured.ranking}
-        return _in_words({self.evaluator.metric: self.quality(measured), **ranking})
+        some = measured.judged_samples
+        on_some = "" if some is None else f" on {some} of {len(self.evaluator.samples)} samples"
+        return _in_words({self.evaluator.metric: self.quality(measured), **ranking}) + on_some
 
     def requirement(self) -> str:
         return ", ".join(f"{value:.4f}" for value in (self.threshold, *self.evaluator.min_ranking.values()))
 
     def refusal(self, judged: Sequence[MeasuredVariant]) -> str:
-        best, spec = max(judged, key=self.quality), self.maker.spec
+        on_all = [measured for measured in judged if measured.judged_samples is None]
+        best, spec = max(on_all or judged, key=self.quality), self.maker.spec
+        compared = f"{len(on_all)} judged on all" if 0 < len(on_all) < len(judged) else f"{len(judged)} tried"
         ways = [
             *["use --precision fp32"] * (spec.precision != "fp32"),
             *["use a smaller --prune"] * (spec.prune is not None),
             "accept less with --quality" if self.labelled is None else "allow more with --budget",
         ]
-        on_samples = " on the samples" if self.labelled is None else ""
+        on_samples = " on the samples" if self.labelled is None and on_all else ""
         return (
-            f"{best.name} reaches a {self.reached(best)}{on_samples}, the best of {len(judged)} tried, layers left "
-            f"in fp32 included; {self.requirement()} is required. Nothing was published: {', or '.join(ways)}"
+            f"{best.name} reaches a {self.reached(best)}{on_samples}, the best of {compared}, layers left in fp32 "
+            f"included; {self.requirement()} is required. Nothing was published: {', or '.join(ways)}"
         )
 
     def variant(self, option: Variant, left_alone: int) -> Quantised:

@@ -164,18 +164,18 @@ class Evaluator:
         graph: Graph,
         infer: Infer,
         more: Sequence[BatchReference] = (),
-        least: float | None = None,
+        min_mean: float | None = None,
     ) -> tuple[MeasuredVariant, Quality]:
         """Return `measured`, which has a size, with its quality and its largest relative error against PyTorch.
 
         Its graph is open as `infer`; the emitted code over it is compared with transformers. A variant whose mean
-        agreement cannot reach `least` gets that of some samples alone.
+        agreement cannot reach `min_mean` gets that of some samples alone.
         """
         task, front = encoder_task(self.checkpoint.task), self.front_of(graph)
-        least = None if self.labels or self.allowance is not None else least
-        quality = served_quality(infer, front, task, self.fields, self.samples, self.expected, self._score, least)
-        if quality.is_partial:
-            return replace(measured, quality=quality.mean, worst=quality.worst), quality
+        min_mean = None if self.labels or self.allowance is not None else min_mean
+        quality = served_quality(infer, front, task, self.fields, self.samples, self.expected, self._score, min_mean)
+        if quality.samples is not None:
+            return replace(measured, quality=quality.mean, judged_samples=quality.samples), quality
         judged = replace(
             measured,
             error=max(error_at(infer, graph, reference, task.per_token) for reference in (*self.usual, *more)),

@@ -35,7 +35,7 @@ class Quality:
     batch_agreement: float  # mean agreement of an answer in a batch with the answer alone
     padding: float  # share of the engine's tokens that were padding, all samples in one batch
     scores: Mapping[str, float]  # the task's own measures, where samples have labels
-    is_partial: bool = False  # True if the samples alone decided: only mean, worst, error and where are measured then
+    samples: int | None = None  # that decided alone: only mean, worst, error and where are measured then
 
 
 def served_quality(
@@ -46,14 +46,14 @@ def served_quality(
     samples: Sequence[Sample],
     expected: Sequence[Answer],
     score: Callable[[Sequence[Answer]], Mapping[str, float]],
-    least: float | None = None,
+    min_mean: float | None = None,
 ) -> Quality:
     """Answer one of each `ALONE_EVERY` samples alone, then all at once, in a random order; compare the answers.
 
     All answers are compared with `expected`, and those alone with those of the batch.
 
-    `infer`: the engine's, opened. `score`: of answers to all samples, by their labels. `least`: the mean agreement that
-    is required; the batch is left out where equal answers to it could not reach that any more.
+    `infer`: the engine's, opened. `score`: of answers to all samples, by their labels. `min_mean`: the mean agreement
+    that is required; the batch is left out where equal answers to it could not reach that any more.
     """
     pipeline = Pipeline(front, infer)
     requests = [to_tensors(sample, fields[0]) for sample in samples]
@@ -63,9 +63,10 @@ def served_quality(
     pairs = [(expected[place], answer) for place, answer in alone.items()]
     agreements = [task.agreement(e, a) for e, a in pairs]
     differences = [task.difference(e, a) for e, a in pairs]
-    if least is not None and (sum(agreements) + len(samples)) / (len(agreements) + len(samples)) < least:
+    if min_mean is not None and (sum(agreements) + len(samples)) / (len(agreements) + len(samples)) < min_mean:
         error, where = max(differences)
-        return Quality(float(np.mean(agreements)), float(np.min(agreements)), error, where, {}, 0.0, 0.0, {}, True)
+        mean, worst = float(np.mean(agreements)), float(np.min(agreements))
+        return Quality(mean, worst, error, where, {}, 0.0, 0.0, {}, samples=len(alone))
     before = replace(pipeline.counts)
     mixed = np.random.default_rng(0).permutation(len(samples)).tolist()
     answered = dict(zip(mixed, answers_of(pipeline, requests, mixed, fields[1]), strict=True))

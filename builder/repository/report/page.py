@@ -54,7 +54,9 @@ def page(report: BuildReport) -> str:
 def _against_speed(report: BuildReport, speeds: Mapping[str, float]) -> Mapping[str, str]:
     """Return the charts of quality and speed of the variants that have a speed-up."""
     judged = {
-        r.name: (speeds[r.name], r.quality) for r in report.variants if r.name in speeds and r.quality is not None
+        r.name: (speeds[r.name], r.quality)
+        for r in report.variants
+        if r.name in speeds and r.quality is not None and r.judged_samples is None
     }
     return {
         f"{report.metric.capitalize()} against speed": charts.points(

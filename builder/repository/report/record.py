@@ -39,7 +39,11 @@ NOT_COMPARED = (
 
 @dataclass(frozen=True)
 class MeasuredVariant:
-    """One variant that was built and measured. None: not judged, because a faster variant was good enough."""
+    """One variant that was built and measured. None: not measured.
+
+    A variant slower than one that is good enough is not judged; one that misses the quality on some samples by much is
+    judged on those alone.
+    """
 
     name: str
     """Precision and engine, such as "int8-static OpenVINO"."""
@@ -67,6 +71,8 @@ class MeasuredVariant:
     """The task's own measures by the samples' labels, 0 to 1."""
     interval: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Interval that 95 of 100 such data have the difference to PyTorch's score in, by measure; of --budget's data."""
+    judged_samples: int | None = None
+    """Samples on which it missed the quality by so much that it was not judged on the others; None: on all."""
     timed_in: str = PROCESS_STARTED
     """Start of the process that measured the latencies (UTC)."""
 
@@ -190,6 +196,13 @@ class BuildReport:
     def served(self) -> MeasuredVariant:
         """Variant that is served; the last one, if the report does not say."""
         return next((variant for variant in self.variants if variant.name == self.chosen), self.variants[-1])
+
+    def quality_in_words(self, variant: MeasuredVariant) -> str:
+        """Return the quality of a variant, with the number of its samples if it missed on some; "-" if not judged."""
+        if variant.quality is None:
+            return "-"
+        some = "" if variant.judged_samples is None else f" ({variant.judged_samples} of {self.samples} samples)"
+        return f"{variant.quality:.4f}{some}"
 
     @property
     def ladder(self) -> tuple[MeasuredVariant, ...]:

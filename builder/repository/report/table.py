@@ -22,8 +22,8 @@ def report_table(report: BuildReport) -> Table:
     for shape in dict.fromkeys([*shapes[:1], *shapes[-1:]]):
         columns[f"{shape}, ms"] = [_number(variant.latency_ms.get(shape), ".2f") for variant in report.variants]
     columns["error"] = [_number(variant.error, ".0e") for variant in report.variants]
+    columns[report.metric] = [report.quality_in_words(variant) for variant in report.variants]
     for title, field in {
-        report.metric: "quality",
         f"worst of {report.samples}": "worst",
         "batched": "batch_agreement",
         "perplexity": "perplexity",

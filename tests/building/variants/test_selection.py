@@ -59,10 +59,12 @@ class FakeEvaluator(Evaluator):
 
     metric = "cosine"
     min_ranking: Mapping[str, float] = {}
+    samples = ({},) * 32
 
     def __init__(self, quality: dict[tuple[str, int], float]) -> None:
         self.rankings: dict[tuple[str, int], dict[str, float]] = {}
         self.qualities = quality
+        self.on_some: dict[tuple[str, int], float] = {}  # quality on the first 8 samples
         self.timed: list[tuple[str, int]] = []
         self.scored: list[tuple[str, int]] = []
         self.served: list[list[str]] = []
@@ -86,9 +88,12 @@ class FakeEvaluator(Evaluator):
         graph: Graph,
         infer: Infer,
         more: Sequence[BatchReference] = (),
-        least: float | None = None,
+        min_mean: float | None = None,
     ) -> tuple[MeasuredVariant, Quality]:
         self.scored.append(made_of(graph))
+        on_some = self.on_some.get(made_of(graph), 1.0)
+        if min_mean is not None and (8 * on_some + 32) / 40 < min_mean:
+            return replace(measured, quality=on_some, judged_samples=8), replace(quality_of(on_some), samples=8)
         quality = quality_of(self.qualities.get(made_of(graph), 1.0))
         return replace(measured, quality=quality.mean, ranking=self.rankings.get(made_of(graph), {})), quality
 
@@ -140,11 +145,12 @@ def search(
     known: Measurements | None = None,
     maker: FakeMaker | None = None,
     compares_times: bool = True,
+    threshold: float = 0.99,
 ) -> Selection[Variant]:
     base = MeasuredVariant("PyTorch fp32", 1, {"1x16": 2.0})
     exact = MeasuredVariant("exact", 1, {"1x16": 1.0}, quality=1.0), quality_of(1.0)
     candidates = EncoderCandidates(
-        evaluator, maker or a_maker(), base, exact, 0.99, known or Measurements(), "", compares_times
+        evaluator, maker or a_maker(), base, exact, threshold, known or Measurements(), "", compares_times
     )
     return select(candidates, options, lambda name: nullcontext())
 
@@ -297,6 +303,30 @@ def test_selection_reuses_measurements_but_judges_the_served_variant(tmp_path: P
     assert evaluator.scored == [("int8-static", 0)]
     path.write_text("{broken")
     assert search(FakeEvaluator({}), (FAST,), Measurements(path)).chosen.measured.name == "int8"
+
+
+def test_selection_judges_again_what_missed_on_some_samples(tmp_path: Path) -> None:
+    """Regression: a build that required less refused int8 by its quality on the samples that another build judged."""
+    path = tmp_path / "measured.json"
+    evaluator = FakeEvaluator({("int8", 0): 0.986})
+    evaluator.on_some = {("int8", 0): 0.93}
+    strict = search(evaluator, (SLOW, FAST), Measurements(path))
+    assert strict.choice is not None
+    assert "missed it: int8 (8.0x, cosine of 0.9300 on 8 of 32 samples)" in strict.choice
+    lenient = search(evaluator, (SLOW, FAST), Measurements(path), threshold=0.95)
+    assert (lenient.chosen.measured.name, lenient.chosen.measured.quality) == ("int8", 0.986)
+
+
+def test_refusal_prefers_variants_judged_on_all_samples() -> None:
+    evaluator = FakeEvaluator({("int8", left): 0.9 for left in range(9)})
+    evaluator.on_some = {("int8", 0): 0.92, ("int8", 1): 0.94}
+    with pytest.raises(
+        VerificationError, match=r"int8, 2 layers fp32 reaches a cosine of 0\.9000 .* best of 2 judged on all"
+    ):
+        search(evaluator, (FAST,))
+    evaluator.on_some = {("int8", left): 0.9 + left / 100 for left in range(9)}
+    with pytest.raises(VerificationError, match=r"0\.9400 on 8 of 32 samples, the best of 4 tried"):
+        search(evaluator, (FAST,))
 
 
 def test_selection_discards_variants_as_soon_as_possible(monkeypatch: pytest.MonkeyPatch) -> None:

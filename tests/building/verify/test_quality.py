@@ -47,14 +47,14 @@ class FakePipeline:
 
 def measured(
     monkeypatch: pytest.MonkeyPatch,
-    least: float | None = None,
+    min_mean: float | None = None,
     expected_batches: tuple[int, ...] = (1, 1, 8),
     **behaviour: Any,
 ) -> Quality:
     batches: list[int] = []
     monkeypatch.setattr(quality, "Pipeline", type("Pipeline", (FakePipeline,), {"batches": batches, **behaviour}))
     task, front = FeatureExtraction(), Path("nowhere")
-    result = served_quality(lambda feeds: {}, front, task, FIELDS, SAMPLES, EXPECTED, lambda answers: {}, least)
+    result = served_quality(lambda feeds: {}, front, task, FIELDS, SAMPLES, EXPECTED, lambda answers: {}, min_mean)
     assert tuple(batches) == expected_batches
     return result
 
@@ -85,13 +85,13 @@ def test_quality_stops_when_the_batch_cannot_reach_the_required_mean(monkeypatch
     """Equal answers to all of the batch would give (2 * agreement + 8 * 1) / 10."""
     order: Any = staticmethod(opposite)
     whole = measured(monkeypatch, order=order)
-    assert not whole.is_partial
-    stopped = measured(monkeypatch, least=0.9, expected_batches=(1, 1), order=order)
-    assert stopped.is_partial
+    assert whole.samples is None
+    stopped = measured(monkeypatch, min_mean=0.9, expected_batches=(1, 1), order=order)
+    assert stopped.samples == 2
     assert stopped.mean < 0.0
     reachable = (2 * stopped.mean + 8) / 10
-    assert measured(monkeypatch, least=reachable + 1e-6, expected_batches=(1, 1), order=order).is_partial
-    assert measured(monkeypatch, least=reachable - 1e-6, order=order) == whole
+    assert measured(monkeypatch, min_mean=reachable + 1e-6, expected_batches=(1, 1), order=order) == stopped
+    assert measured(monkeypatch, min_mean=reachable - 1e-6, order=order) == whole
 
 
 def test_quality_names_the_failing_sample(monkeypatch: pytest.MonkeyPatch) -> None:
