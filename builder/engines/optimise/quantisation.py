@@ -153,8 +153,9 @@ def candidates(graph: Graph) -> dict[str, str]:
 def sensitivity(graph: Graph, layers: Mapping[str, str], feeds: Sequence[Feeds]) -> dict[str, float]:
     """Return the relative error that quantising each candidate alone puts into its own output, the largest first.
 
-    Measured on `SENSITIVITY_TOKENS` of `feeds`: activations are quantised per tensor to 8 bits as DynamicQuantizeLinear
-    does, weights per output channel, and the product is compared with the exact one in the Frobenius norm.
+    Measured on `SENSITIVITY_TOKENS` of `feeds` at most, or on one row. Activations are quantised per tensor to 8 bits
+    as DynamicQuantizeLinear does, weights per output channel, and the product is compared with the exact one in the
+    Frobenius norm.
     """
     model = load_graph(graph.path)
     nodes = {node.name: node for node in model.graph.node if node.name in layers}
@@ -176,11 +177,20 @@ def sensitivity(graph: Graph, layers: Mapping[str, str], feeds: Sequence[Feeds])
 
 
 def _some_rows(feeds: Sequence[Feeds], tokens: int) -> list[Feeds]:
-    """Return the first rows of each call, one at least, of about `tokens` tokens in all."""
-    sizes = [np.shape(feed["input_ids"]) for feed in feeds]
-    share = min(1.0, tokens / max(1, sum(rows * length for rows, length in sizes)))
-    counts = [max(1, round(share * rows)) for rows, _ in sizes]
-    return [{name: values[:count] for name, values in feed.items()} for feed, count in zip(feeds, counts, strict=True)]
+    """Return the first rows of each call, one at least, of up to `tokens` tokens in all.
+
+    If one row of each call is more, every second call is left out, or more of them; the first, which is the shortest,
+    always gives a row. No row is cut: some graphs need its last token.
+    """
+    step = 1
+    while step < len(feeds) and sum(feed["input_ids"].shape[1] for feed in feeds[::step]) > tokens:
+        step += 1
+    calls = feeds[::step]
+    sizes = [feed["input_ids"].shape for feed in calls]
+    spare = max(0, tokens - sum(length for _, length in sizes))
+    others = max(1, sum((rows - 1) * length for rows, length in sizes))
+    counts = [1 + min(rows - 1, spare * (rows - 1) // others) for rows, _ in sizes]
+    return [{name: values[:count] for name, values in feed.items()} for feed, count in zip(calls, counts, strict=True)]
 
 
 def _distance(exact: np.ndarray, rough: np.ndarray) -> float:
