@@ -42,10 +42,8 @@ FUNCTIONS = {
 
 CAUSAL = "text-generation"  # the head of a causal language model
 TRIED = 8  # lists in which a text is looked for, to see whether a template is right
-FOUND, OTHERS = (
-    1,
-    (0, 4, 5, 6, 7),
-)  # places in a list of `_graded`: of the query's text, and of texts without a word of it
+FOUND = 1  # place of the query's text in a list of `_graded`
+OTHERS = (0, 4, 5, 6, 7)  # places of texts without a word of it
 
 
 def _graded(texts: Sequence[str], at: int, count: int) -> Sample:
@@ -143,19 +141,20 @@ class TextRanking(TextClassification):
         """Return a warning about a causal model that may not read pairs as it was trained to; None for others.
 
         Without its template such a reranker orders documents almost at random. A text has to be more relevant to
-        its own beginning than other texts are, in the task's own samples.
+        its own beginning than other texts are, or as relevant, in `TRIED` of the task's own samples or more.
         """
         if not is_causal(checkpoint.model):
             return None
         own = [(sample, answer) for sample, answer in answered if sample in self.samples]
-        lists = own or [(sample, self.reference(checkpoint, sample)) for sample in self.samples[:TRIED]]
-        found = sum(answer["score"][FOUND] > max(answer["score"][at] for at in OTHERS) for _, answer in lists)
-        weak = found <= len(lists) // 2
+        if len(own) < TRIED:
+            own = [(sample, self.reference(checkpoint, sample)) for sample in self.samples[:TRIED]]
+        found = sum(answer["score"][FOUND] >= max(answer["score"][at] for at in OTHERS) for _, answer in own)
+        weak = found <= len(own) // 2
         if chat_reading(checkpoint) is not None and not weak:
             return None
         lacks = "it has no chat template, so it reads query and document one after the other; "
-        chance = f"{len(lists) / (len(OTHERS) + 1):.1f} by chance"
-        ranked = f"{found} of {len(lists)} texts rank first for their beginning among {len(OTHERS) + 1} ({chance})"
+        chance = f"{len(own) / (len(OTHERS) + 1):.1f} by chance"
+        ranked = f"{found} of {len(own)} texts rank first for their beginning among {len(OTHERS) + 1} ({chance})"
         return (
             f"the ranking may be random: {lacks if chat_reading(checkpoint) is None else ''}{ranked}. If the model was "
             "trained with a template, write that as chat_template.jinja into the checkpoint, with the roles query and "

@@ -155,6 +155,16 @@ def test_doubts_read_the_answers_that_a_build_has(tmp_path: Path, monkeypatch: p
         assert doubt is None if count else "0 of 10 texts rank first for their beginning among 6" in str(doubt)
 
 
+def test_doubts_rest_on_several_lists_and_accept_ties(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: one list of the task's among the user's decided, and texts that scored 1.0 beside others missed."""
+    checkpoint = resolve(make_spec(model=str(make_reranker(tmp_path / "model", "qwen3"))))
+    task = encoder_task(checkpoint.task)
+    monkeypatch.setattr(type(task), "reference", lambda self, checkpoint, sample: {"score": [1.0] * 8})
+    wrong = (task.samples[0], {"score": [0.5, 0.4, *[0.5] * 6]})
+    assert task.doubts(checkpoint, [wrong]) is None
+    assert "0 of 8 texts" in str(task.doubts(checkpoint, [wrong] * 8))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [({"true_token_id": "yes"}, "not ids of tokens"), ({"true_token_id": 9999}, "reads token 9999")],
