@@ -24,7 +24,7 @@ from builder.runtime.contract import Alike
 
 TOLERANCE = 1e-4  # relative to the largest value of an output
 USUAL = 300  # tokens: every variant is compared up to here, where memory stays small
-BLOCK = 64  # tokens: a multiple of every block that attention works in, such as those of BigBird
+MAX_BLOCK = 512  # tokens: the largest block that attention works in, Longformer's; CANINE's and LongT5's is 128
 SHORT, PADDED = 9, 40  # tokens of the rows that show whether padding changes an answer
 BUG = "this is a bug worth reporting, with the checkpoint's name"
 
@@ -68,9 +68,11 @@ def long_references(module: TaskGraph, rows: Rows, max_length: int) -> tuple[Bat
 def long_lengths(max_length: int) -> tuple[int, ...]:
     """Return the tokens of the long rows: all positions, and about half as many, longer than `USUAL`.
 
-    The second row leaves the remainder of one token fewer than the first, for code that works in blocks.
+    The second row leaves the remainder of one token fewer than the first, for code that works in blocks of up to an
+    eighth of all positions (powers of two; BigBird's have 64 tokens), so that it is never much longer than half.
     """
-    half = max_length - 1 - max_length // 2 // BLOCK * BLOCK
+    block = min(MAX_BLOCK, 1 << max(max_length // 8, 1).bit_length() - 1)
+    half = max_length - 1 - max_length // 2 // block * block
     second = half if half > USUAL else max_length - 1
     return (max_length, second) if second > USUAL else (max_length,)
 

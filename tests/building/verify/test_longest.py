@@ -83,4 +83,6 @@ def test_long_rows_leave_two_remainders_in_blocks() -> None:
         assert first == longest
         assert second > USUAL
         assert (longest - second) % 64 == 1
-    assert all(sum(long_lengths(longest)) < 1.6 * longest for longest in range(768, 9000))
+    for block in (64, 128, 256, 512):
+        assert all((longest - long_lengths(longest)[1]) % block == 1 for longest in range(8 * block, 9000))
+    assert all(sum(long_lengths(longest)) < 1.625 * longest for longest in range(768, 9000))
