@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import threading
 import time
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ from builder.graphs.onnx.graph import save_graph
 from builder.runtime.contract import LayerShape
 from scripts.benchmarks import generation, generators, peers, seq2seq, step
 from scripts.benchmarks.circumstances import circumstances, refuse_other, write_figures
-from scripts.benchmarks.cluster_failures import Cut, Failed, read_stream
+from scripts.benchmarks.cluster_failures import Cut, Failed, Fleet, Turn, read_embedding, read_stream
 from scripts.benchmarks.decode_limits import decode_limit
 from scripts.benchmarks.generation import check_counts, medians
 from scripts.benchmarks.generation_work import WORKS, make_cells, make_work
@@ -271,3 +274,28 @@ def test_stream_that_fails_before_its_first_piece_could_be_sent_again() -> None:
         read_stream(piece + error)
     with pytest.raises(Failed):
         read_stream(error)
+
+
+@pytest.mark.parametrize("content", [b"", b"<html>", b'{"data": []}'])
+def test_turn_of_a_cluster_counts_an_answer_that_cannot_be_read_as_failed(content: bytes) -> None:
+    """Regression: the client's thread ended, unseen, and its request was sent and had no outcome."""
+    several = threading.Event()
+
+    class Broken(Fleet):
+        def __init__(self) -> None:
+            self.asked = 0
+
+        def ask(self, gateway: int, kind: str, text: str) -> Any:
+            self.asked += 1
+            if self.asked > 100:
+                several.set()
+            return read_embedding(content) if kind == "embedding" else read_stream(content)
+
+    @contextmanager
+    def wait() -> Iterator[None]:
+        assert several.wait(60)
+        yield
+
+    figures = Turn(Broken(), [{}, {}]).run(wait, 0.0)
+    assert figures["sent"] == figures["failed"] >= 100
+    assert figures["errors"]

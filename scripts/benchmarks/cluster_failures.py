@@ -36,6 +36,7 @@ SLOW_CYCLE_S, SLOW_SHARE = 0.1, 0.1  # a slow Triton runs for this share of each
 CLONE_NEWNET = 0x40000000  # of unshare(2)
 TIMEOUT_S = 120.0
 ERRORS = (OSError, http.client.HTTPException)  # of a connection whose gateway is gone
+OUTCOMES = ("right", "failed", "cut", "wrong")  # of a request
 
 
 def measure(folder: Path, tritons: int, seconds: float) -> list[dict[str, Any]]:
@@ -68,7 +69,7 @@ def isolate_network() -> bool:
 
 
 class Fleet:
-    """Tritons and two gateways over them. Each failure is a context; the first Triton or gateway fails in it."""
+    """Tritons and two gateways over them. Each failure is a context: of the second Triton, or of the first gateway."""
 
     def __init__(self, folder: Path, tritons: int, stack: ExitStack) -> None:
         self.folder, self.stack = folder, stack
@@ -102,7 +103,7 @@ class Fleet:
             connection.close()
         if response.status != 200:
             raise Failed(content.decode()[:300])
-        return _embedding(content) if kind == "embedding" else read_stream(content)
+        return read_embedding(content) if kind == "embedding" else read_stream(content)
 
     @contextmanager
     def triton_killed(self) -> Iterator[None]:
@@ -146,7 +147,7 @@ class Fleet:
 
     @contextmanager
     def network_cut(self) -> Iterator[None]:
-        """Drop all packets to the second Triton, silently."""
+        """Drop the packets of open connections to the second Triton; new connections fail at once."""
         route = ["blackhole", f"{self.hosts[1]}/32", "table", "local"]
         subprocess.run(["ip", "route", "add", *route], check=True)
         try:
@@ -183,7 +184,7 @@ class Turn:
 
     def __init__(self, fleet: Fleet, answers: Sequence[dict[str, Any]]) -> None:
         self.fleet, self.answers = fleet, answers
-        self.counts: Counter[str] = Counter()
+        self.counted: list[str] = []  # "sent" and "sent_again", and the outcomes
         self.seconds: list[float] = []
         self.errors: list[str] = []
         self.stopping = threading.Event()
@@ -202,7 +203,10 @@ class Turn:
             self.stopping.set()
             for client in clients:
                 client.join()
-        counted = {name: self.counts[name] for name in ("sent", "failed", "cut", "wrong", "sent_again")}
+        counts = Counter(self.counted)
+        if counts["sent"] != sum(counts[outcome] for outcome in OUTCOMES):
+            raise RuntimeError(f"some requests have no outcome: {dict(counts)}")
+        counted = {name: counts[name] for name in ("sent", "failed", "cut", "wrong", "sent_again")}
         p50, p99, longest = np.quantile(self.seconds, [0.5, 0.99, 1.0]).round(3).tolist()
         return {**counted, "p50_s": p50, "p99_s": p99, "max_s": longest, "errors": self.errors[:5]}
 
@@ -211,24 +215,26 @@ class Turn:
         while not self.stopping.is_set():
             turn += 1
             text, begun = TEXTS[turn % len(TEXTS)], time.monotonic()
-            self.counts["sent"] += 1
+            self.counted.append("sent")
+            outcome = "right"
             try:
                 answer, alone = self._ask(number, kind, text), self.answers[list(KINDS).index(kind)][text]
                 if wrong := _difference(kind, answer, alone):
-                    self.counts["wrong"] += 1
+                    outcome = "wrong"
                     self.errors.append(f"wrong {kind}: {wrong}")
             except Cut:
-                self.counts["cut"] += 1
-            except (Failed, *ERRORS) as error:
-                self.counts["failed"] += 1
+                outcome = "cut"
+            except Exception as error:  # such as an answer that is not JSON
+                outcome = "failed"
                 self.errors.append(repr(error))
+            self.counted.append(outcome)
             self.seconds.append(time.monotonic() - begun)
 
     def _ask(self, number: int, kind: str, text: str) -> Any:
         try:
             return self.fleet.ask(number % 2, kind, text)
         except ERRORS:
-            self.counts["sent_again"] += 1
+            self.counted.append("sent_again")
             return self.fleet.ask(1 - number % 2, kind, text)
 
 
@@ -240,7 +246,8 @@ def _difference(kind: str, answer: Any, alone: Any) -> str | None:
     return None if answer == alone else f"{answer}, alone {alone}"
 
 
-def _embedding(content: bytes) -> Any:
+def read_embedding(content: bytes) -> Any:
+    """Return the embedding in an answer, of length 1."""
     vector = np.array(json.loads(content)["data"][0]["embedding"])
     return vector / np.linalg.norm(vector)
 
