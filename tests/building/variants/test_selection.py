@@ -21,6 +21,7 @@ from builder.building.variants.selection import Selection, select
 from builder.building.variants.traffic import Rates
 from builder.building.verify.parity import BatchReference
 from builder.building.verify.quality import Quality
+from builder.checkpoints.tasks.base import Sample
 from builder.common.errors import ExportError, VerificationError
 from builder.common.speed import Latencies
 from builder.engines import Infer
@@ -59,7 +60,7 @@ class FakeEvaluator(Evaluator):
 
     metric = "cosine"
     min_ranking: Mapping[str, float] = {}
-    samples = ({},) * 32
+    samples: tuple[Sample, ...] = ({},) * 32
 
     def __init__(self, quality: dict[tuple[str, int], float]) -> None:
         self.rankings: dict[tuple[str, int], dict[str, float]] = {}
