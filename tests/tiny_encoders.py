@@ -121,6 +121,7 @@ PECULIAR: dict[str, Architecture] = {  # served with special handling, or refuse
         },
         note="sinks, a band of tokens on each side; experts",
     ),
+    "squeezebert": Architecture("wordpiece", {"embedding_size": 32}, note="its linear layers are convolutions"),
     "reformer": Architecture(
         "unigram",
         {

@@ -21,7 +21,7 @@ from builder.checkpoints.lora import LoraAdapter, merged, read_lora
 from builder.checkpoints.resolve import resolve
 from builder.checkpoints.tasks import find_task
 from builder.checkpoints.tasks.base import encoder_task
-from builder.common.errors import CheckpointError, VerificationError
+from builder.common.errors import CheckpointError, RepositoryError, VerificationError
 from builder.common.machine import working_cores
 from builder.engines.decoding import Executors, opened
 from builder.engines.onnxruntime import signature
@@ -49,6 +49,8 @@ def add_adapter(repository: Path, model: str, name: str, source: str, base: str 
     folder, serving = adaptable_version(repository, model)
     assert serving.model is not None
     layers, max_rank = _adaptable_layers(folder / serving.model)
+    if not layers:
+        raise RepositoryError(f"{model} takes no adapters: they can change none of its layers")
     report = read_report(repository / model, folder.name)
     adapter = read_lora(source, layers, max_rank, find_task(report.task).unused_weights)
     matrices = matrices_by_input(adapter)
@@ -72,7 +74,7 @@ def _adaptable_layers(graph: Path) -> tuple[dict[str, LinearLayer], int]:
     stacks = {name: tensor.shape for name, tensor in signature(graph).inputs.items()}
     names = [name.removeprefix(LORA_A) for name in stacks if name.startswith(LORA_A)]
     layers = {name: LinearLayer(stacks[f"{LORA_A}{name}"][1], stacks[f"{LORA_B}{name}"][2]) for name in names}
-    return layers, stacks[f"{LORA_A}{names[0]}"][2]
+    return layers, min((stacks[f"{LORA_A}{name}"][2] for name in names), default=0)
 
 
 def matrices_by_input(adapter: LoraAdapter) -> dict[str, np.ndarray]:

@@ -6,10 +6,12 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -22,8 +24,9 @@ from builder.building.verify.replay import load_module, replay_graph
 from builder.building.verify.runtimes import difference
 from builder.checkpoints.linear_layers import linear_layers
 from builder.checkpoints.lora import WEIGHTS, merged, read_lora
-from builder.common.errors import BuilderError, CheckpointError, RepositoryError, VerificationError
-from builder.graphs.export.lora import adaptable_layers
+from builder.common.errors import BuilderError, CheckpointError, ExportError, RepositoryError, VerificationError
+from builder.graphs.export import encoder
+from builder.graphs.export.lora import adaptable_layers, drop_unread_stacks
 from builder.graphs.onnx.graph import read_graph
 from builder.options import make_spec
 from builder.repository.adapters import read_adapters, remove_adapter
@@ -33,6 +36,7 @@ from builder.runtime.adapter_files import ALL_ADAPTERS, FOLDER, adapter_names
 from builder.runtime.encoder.front import open_front
 from builder.runtime.encoder.pipeline import Pipeline
 from builder.runtime.fields import InputError
+from builder.runtime.lora import LORA_A, LORA_ROWS
 from builder.serving.plan.needs import published
 from builder.serving.plan.unbuilt import needs_of_checkpoint
 from tests.embedders import make_embedder
@@ -204,6 +208,7 @@ def test_adapter_of_layers_that_no_answer_reads_is_refused(clean: Built, tmp_pat
         ({"executor": "bls"}, "--engine onnxruntime with --precision fp32, in process on the CPU"),
         ({"precision": "int8"}, "--engine onnxruntime with --precision fp32, in process on the CPU"),
         ({"target": "cuda"}, "--engine onnxruntime with --precision fp32, in process on the CPU"),
+        ({"level": "O3"}, "--adapters does not go with --level O3"),
         ({"prune": 0.25}, "--adapters does not go with --prune"),
         ({"late_chunking": True}, "--adapters does not go with --late-chunking"),
         ({"serving": {"response_cache": True}}, "--adapters does not go with serving.response_cache"),
@@ -217,6 +222,42 @@ def test_build_refuses_encoder_adapters_by_name(
     with pytest.raises(BuilderError, match=reason):
         build(make_spec(model=str(built.checkpoint), output=tmp_path / "out", **{**OPTIONS, **options}))
     assert not (tmp_path / "out").exists()
+
+
+def test_build_refuses_adapters_of_an_own_graph(built: Built, tmp_path: Path) -> None:
+    graph = built.repository / "m" / "1" / "model.onnx"
+    with pytest.raises(BuilderError, match="--adapters does not go with --graph"):
+        build(make_spec(model=str(built.checkpoint), output=tmp_path / "out", graph=graph, **OPTIONS))
+
+
+def test_build_refuses_adapters_of_a_model_with_none_of_their_layers(tmp_path: Path) -> None:
+    """Regression: a SqueezeBERT answered with the base model's embeddings under the name of an adapter."""
+    checkpoint = make_checkpoint(tmp_path / "checkpoint", "squeezebert", "feature-extraction")
+    with pytest.raises(ExportError, match=r"\(squeezebert\): adapters can change none of its layers"):
+        build(make_spec(model=str(checkpoint), output=tmp_path / "out", adapters=1))
+
+
+def test_export_refuses_adapters_that_no_answer_reads() -> None:
+    value = partial(onnx.helper.make_tensor_value_info, elem_type=onnx.TensorProto.FLOAT, shape=[2])
+    nodes = [onnx.helper.make_node("Add", ["input_ids", f"{LORA_A}query"], ["y"])]
+    names = ("input_ids", LORA_ROWS, f"{LORA_A}query", f"{LORA_A}dense")
+    graph = onnx.helper.make_graph(nodes, "g", [value(name) for name in names], [value("y")])
+    drop_unread_stacks(graph)
+    assert [one.name for one in graph.input] == ["input_ids", f"{LORA_A}query"]
+    del graph.node[:]
+    with pytest.raises(ExportError, match="adapters can change none of its layers"):
+        drop_unread_stacks(graph)
+
+
+def test_adaptable_layers_of_a_failing_model_are_an_export_error(
+    built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(model: PreTrainedModel) -> None:
+        raise IndexError("no such position")
+
+    monkeypatch.setattr(encoder, "adaptable_layers", fail)
+    with pytest.raises(ExportError, match=r"\(bert\): IndexError: no such position"):
+        build(make_spec(model=str(built.checkpoint), output=tmp_path / "out", adapters=1))
 
 
 def test_build_refuses_adapters_of_other_encoder_tasks(tmp_path: Path) -> None:

@@ -57,6 +57,14 @@ def _sum(pipeline: Pipeline, text: str) -> float:
     return float(sum(pipeline.text([text])[0].ids))
 
 
+def test_adapter_of_a_model_without_them_is_refused(front: Callable[..., Pipeline]) -> None:
+    """Regression: the model's own answer came under the name of the adapter."""
+    refused, known = front(SumEngine())([_request("a", lora_name=b"sql"), _request("a", lora_name=b"")])
+    assert isinstance(refused, InputError)
+    assert "lora_name is 'sql', and this model takes no adapters" in str(refused)
+    assert isinstance(known, dict)
+
+
 def test_pipeline_counts_the_tokens_of_each_answer(front: Callable[..., Pipeline]) -> None:
     pipeline = front(SumEngine())
     texts = ("a", "the museum opens late")

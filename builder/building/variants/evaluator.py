@@ -253,7 +253,7 @@ def make_evaluator(
     inputs, outputs = task.fields(parameters)
     fields = ((*inputs, ADAPTER) if spec.adapters else inputs), outputs
     if spec.samples is not None:
-        samples: tuple[Sample, ...] = load_samples(spec.samples, fields[0], task.labels)
+        samples: tuple[Sample, ...] = load_samples(spec.samples, inputs, task.labels)
     else:
         mask = checkpoint.tokenizer.mask_token or ""
         front_alone = Pipeline(front, _no_engine)

@@ -72,13 +72,13 @@ class AdaptedGraph(torch.nn.Module):
 def export(
     checkpoint: Checkpoint, folder: Path, shares_prefixes: bool = False, capacity: AdapterCapacity | None = None
 ) -> Export:
-    """Export the task's graph into `folder`. Raises ExportError if no graph can be made at all.
+    """Export the task's graph into `folder`. Raises ExportError if no graph can be made at all, or takes no adapters.
 
     With `shares_prefixes`, a decoder whose answers stay the same computes equal beginnings of rows once. `capacity`: of
     adapters, None for none.
     """
     module, rows = task_graph(checkpoint), rows_of(checkpoint)
-    stacks = {} if capacity is None else capacity.shapes(adaptable_layers(module.model))
+    stacks = _stacks(checkpoint, module, capacity)
     path = folder / "exported" / MODEL_FILE
     layers = int(checkpoint.config.num_hidden_layers)
     shared = share_prefixes(module, rows) if shares_prefixes else None
@@ -101,6 +101,16 @@ def export(
             "right but slower and takes memory quadratic in the length"
         )
     return Export(graph, module, attentions, layers, warning)
+
+
+def _stacks(checkpoint: Checkpoint, module: TaskGraph, capacity: AdapterCapacity | None) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the stacks of adapters by input; none without a capacity. Raises ExportError."""
+    if capacity is None:
+        return {}
+    try:
+        return {**capacity.shapes(adaptable_layers(module.model))}
+    except Exception as error:  # whatever the model's own code raises
+        raise ExportError(f"{checkpoint.source} ({checkpoint.config.model_type}): {reason(error)}") from error
 
 
 def task_graph(checkpoint: Checkpoint) -> TaskGraph:

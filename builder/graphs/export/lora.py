@@ -24,6 +24,7 @@ from builder.options import BuildSpec
 from builder.runtime.lora import LORA_A, LORA_B, LORA_ROWS
 
 PROBE = (2, 3)  # rows and tokens
+NO_LAYERS = "adapters can change none of its layers: build it without --adapters"
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,9 @@ class AdapterCapacity:
         return cls(spec.adapters, spec.adapter_rank, tuple(filter(None, map(str.strip, names))))
 
     def chosen(self, layers: Mapping[str, LinearLayer]) -> dict[str, LinearLayer]:
-        """Return those of `layers` that adapters may change. Raises ExportError if a requested one is missing."""
+        """Return those of `layers` that adapters may change. Raises ExportError for none, or if one is missing."""
+        if not layers:
+            raise ExportError(NO_LAYERS)
         known = {name.rpartition(".")[2] for name in layers}
         missing = [name for name in self.layers if name not in known]
         if missing:
@@ -62,7 +65,7 @@ class AdapterCapacity:
     def shapes(self, layers: Mapping[str, LinearLayer]) -> dict[str, tuple[int, int, int]]:
         """Return the shapes of the stacks by input of the graph; their first rows are for no adapter.
 
-        Raises ExportError for a requested layer that is not one of `layers`.
+        Raises ExportError for no layers, and for a requested layer that is not one of `layers`.
         """
         shapes = {}
         for name, layer in self.chosen(layers).items():
@@ -108,8 +111,14 @@ def adding_lora(model: PreTrainedModel, names: Sequence[str], tensors: Sequence[
 
 
 def drop_unread_stacks(graph: onnx.GraphProto) -> None:
-    """Remove the stacks of layers whose own code the graph does not run: adapters would have no effect there."""
+    """Remove the stacks of layers whose own code the graph does not run: adapters would have no effect there.
+
+    Raises ExportError if no stack is left.
+    """
     read = {name for node in graph.node for name in node.input}
-    for value in [value for value in graph.input if value.name not in read]:
-        if value.name.startswith((LORA_A, LORA_B)) or value.name == LORA_ROWS:
-            graph.input.remove(value)
+    stacks = [value for value in graph.input if value.name.startswith((LORA_ROWS, LORA_A, LORA_B))]
+    unread = [value for value in stacks if value.name not in read]
+    if unread and len(unread) == len(stacks):
+        raise ExportError(NO_LAYERS)
+    for value in unread:
+        graph.input.remove(value)

@@ -113,7 +113,9 @@ class Pipeline:
         for index, tensors in enumerate(requests):
             try:
                 refuse_large(tensors, self.serving.limits)
-                if self.adapters is not None and (name := any_text(tensors, ADAPTER.name)):
+                if name := any_text(tensors, ADAPTER.name):
+                    if self.adapters is None:
+                        raise InputError(f"{ADAPTER.name} is {name!r}, and this model takes no adapters; leave it out")
                     if name == ALL_ADAPTERS:
                         listed = json.dumps(adapter_names(self.adapters.folder))
                         answers[index] = {TOKENS.name: as_bytes([[listed]])}

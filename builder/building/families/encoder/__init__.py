@@ -96,17 +96,19 @@ def _refuse_adapters(spec: BuildSpec, checkpoint: Checkpoint, variants: Sequence
     """Raise SpecError for --adapters with a task, an engine or another option that has none, or for too many."""
     if not encoder_task(checkpoint.task).takes_adapters:
         raise SpecError(f"--adapters is for text generation and embeddings; {checkpoint.task.name} takes none")
-    able = [one.name for one in graph_engines() if one.encoding is not None and one.encoding.takes_adapters]
-    if not spec.in_process or any(one.engine not in able or one.precision != "fp32" for one in variants):
-        engines = ", ".join(f"--engine {name}" for name in able)
-        raise SpecError(f"--adapters of an encoder is for {engines} with --precision fp32, in process on the CPU")
     others = {
+        "--graph": spec.graph is not None,
+        f"--level {spec.level}": spec.level > EXACT_LEVEL,  # adapters are compared with PyTorch digit by digit
         "--prune": spec.prune is not None,
         "--late-chunking": spec.late_chunking,
         "serving.response_cache": spec.serving.response_cache,  # an adapter may be replaced by another of its name
     }
     for option in (name for name, is_given in others.items() if is_given):
         raise SpecError(f"--adapters does not go with {option}: leave one out")
+    able = [one.name for one in graph_engines() if one.encoding is not None and one.encoding.takes_adapters]
+    if not spec.in_process or any(one.engine not in able or one.precision != "fp32" for one in variants):
+        engines = ", ".join(f"--engine {name}" for name in able)
+        raise SpecError(f"--adapters of an encoder is for {engines} with --precision fp32, in process on the CPU")
     refuse_slots(
         AdapterCapacity.of(spec).bytes(linear_layers(checkpoint.model)) * spec.instances,
         spec.usable_memory,
