@@ -81,7 +81,7 @@ async def rerank(context: RequestContext) -> dict[str, Any]:
             text = texts[result["index"]]
             result["document"] = text if body.is_voyage else {"text": text}
     used = context.record.prompt_tokens
-    answer = {"model": model.name, "usage": {"prompt_tokens": used, "total_tokens": used}}
+    answer = {"model": model.label, "usage": {"prompt_tokens": used, "total_tokens": used}}
     if body.is_voyage:
         return {"object": "list", "data": results, **answer}
     return {

@@ -218,8 +218,11 @@ def _request(context: RequestContext, model: ServedModel, rows: Sequence[Row], o
         refuse_count(model.inputs[name], rows[0][name])
         values = [value for row in rows for value in row[name]]
         add_tensor(request, model.inputs[name], values, (len(rows), len(rows[0][name])))
-    adapter = {ADAPTER.name: model.adapter} if model.adapter else {}
-    for name, option in {**options, **adapter}.items():
+    for row in rows if ADAPTER.name in rows[0] else ():
+        model.with_adapter(row)  # refuses that of another adapter
+    for name, option in model.with_adapter(options).items():
+        if name in rows[0]:
+            continue
         values = list(option) if isinstance(option, (list, tuple)) else [option]
         refuse_count(model.inputs[name], values)
         add_tensor(request, model.inputs[name], values * len(rows), (len(rows), len(values)))

@@ -46,4 +46,9 @@ async def create_multi_vectors(context: RequestContext) -> dict[str, Any]:
         entry = {"object": "embeddings", "index": index, "embeddings": [encode(vector, encoding) for vector in vectors]}
         data.append({**entry, **({"offsets": row["offsets"][: len(vectors)]} if body.return_offsets else {})})
     used = context.record.prompt_tokens
-    return {"object": "list", "data": data, "model": model.name, "usage": {"prompt_tokens": used, "total_tokens": used}}
+    return {
+        "object": "list",
+        "data": data,
+        "model": model.label,
+        "usage": {"prompt_tokens": used, "total_tokens": used},
+    }

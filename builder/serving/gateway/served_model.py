@@ -11,6 +11,7 @@ from typing import Any
 from tritonclient.grpc import model_config_pb2
 
 from builder.common.tensors import WIRE_TYPES
+from builder.runtime.adapter_files import ADAPTER
 from builder.runtime.fields import Field
 from builder.serving.gateway.errors import bad_field
 
@@ -98,6 +99,17 @@ class ServedModel:
     def is_shared_front(self) -> bool:
         """True if the model only answers for other models, which clients name."""
         return self.parameters.get("shared") == "true"
+
+    def with_adapter(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return inputs of a request with the adapter that the client named with the model, if it did.
+
+        Raises ApiError if they name another one.
+        """
+        if not self.adapter:
+            return dict(inputs)
+        if inputs.get(ADAPTER.name, self.adapter) not in (self.adapter, [self.adapter]):
+            raise bad_field(ADAPTER.name, f"model and {ADAPTER.name} name two adapters; leave {ADAPTER.name} out")
+        return {**inputs, ADAPTER.name: self.adapter}
 
     def refuse_unknown_inputs(self, names: Iterable[str]) -> None:
         """Raise ApiError for a name that is not one of the model's inputs."""

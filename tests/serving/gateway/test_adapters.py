@@ -133,6 +133,19 @@ def test_field_of_a_request_names_the_adapter_too(triton: FakeTriton) -> None:
     assert (two.status, two.error["param"]) == (400, "lora_name")
 
 
+@pytest.mark.parametrize(
+    "body", [{"inputs": "a", "lora_name": "sql"}, {"inputs": [{"text_input": "a", "lora_name": "sql"}]}]
+)
+def test_field_of_a_request_names_the_adapter_of_an_embedder_too(triton: FakeTriton, body: dict[str, Any]) -> None:
+    """Regression: the adapter of the model's name silently replaced that of the field."""
+    app, path = gateway(triton), "/v1/tasks/feature-extraction"
+    for model in ("tuned", "tuned:sql"):
+        assert fetch(path, {"model": model, **body}, app).status == 200
+        assert triton.requests.pop()["lora_name"] == [["sql"]]
+    two = fetch(path, {"model": "tuned:poems", **body}, app)
+    assert (two.status, two.error["param"]) == (400, "lora_name")
+
+
 def test_repository_lists_adapters_of_models_that_are_not_loaded(tmp_path: Path) -> None:
     folder = tmp_path / "m"
     (folder / "adapters").mkdir(parents=True)

@@ -215,12 +215,7 @@ def make_request(context: RequestContext, model: ServedModel, inputs: Mapping[st
     """
     request = service_pb2.ModelInferRequest(model_name=model.name, id=context.record.id)
     defaults = {name: value for name, value in DEFAULT_INPUTS.items() if name in model.inputs}
-    if model.adapter:
-        if inputs.get(ADAPTER.name, model.adapter) != model.adapter:
-            raise bad_field(ADAPTER.name, f"model and {ADAPTER.name} name two adapters; leave {ADAPTER.name} out")
-        inputs = {**inputs, ADAPTER.name: model.adapter}
-    inputs = {**defaults, **inputs}
-    for name, value in inputs.items():
+    for name, value in {**defaults, **model.with_adapter(inputs)}.items():
         values = value if isinstance(value, list) else [value]
         try:
             refuse_count(model.inputs[name], values)
