@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from builder.repository.signing_keys import Signer
 from builder.serving.gateway.metrics import LoadingMetrics
 from builder.serving.gateway.residency import memory_budget
 from builder.serving.gateway.residency.loader import TritonLoader
-from builder.serving.gateway.residency.memory import MemoryEstimate
+from builder.serving.gateway.residency.memory import MemoryEstimate, estimate_memory
 from builder.serving.gateway.residency.memory_budget import SERVER_BYTES
 from builder.serving.gateway.residency.repository_models import RepositoryModels
 from builder.serving.gateway.residency.resident_model import ResidentModel
@@ -279,6 +280,18 @@ def test_cancelled_load_gets_no_memory() -> None:
         await asyncio.wait({seeks})
 
     asyncio.run(run())
+
+
+def test_memory_of_a_model_counts_the_adapters_of_each_instance(tmp_path: Path) -> None:
+    """Regression: an embedder with adapters was loaded where its stacks found no memory."""
+    make_models(tmp_path, "embeds-a")
+    config = tmp_path / "embeds-a" / "config.pbtxt"
+    config.write_text(config.read_text() + "instance_group { count: 2 }")
+    sizes = []
+    for memory in ({"weights": 5}, {"weights": 5, "adapters": 1000}, {"cache": 10, "adapters": 1000}):
+        (tmp_path / "embeds-a" / "build.json").write_text(json.dumps({"files": {}, "memory": memory}))
+        sizes.append(estimate_memory(tmp_path, "embeds-a", 1).size)
+    assert [size - sizes[0] for size in sizes] == [0, 2000, 2010]
 
 
 class Slow(TritonLoader):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -120,12 +120,14 @@ def estimate_memory(repository: Path, name: str, number: int) -> MemoryEstimate:
     instead.
     """
     front, *engines = entry_names(repository, name, number)
-    size = _cache_size(repository / name, number)
+    memory = _memory(repository / name, number)
+    size = int(memory.get("cache", 0))
     for model in (front, *engines):
         groups = parse((repository / model / CONFIG).read_text("utf-8"), model).instance_group
         instances = max(1, sum(max(1, group.count) for group in groups))
         files = [entry.stat().st_size for entry in os.scandir(repository / model / str(number)) if entry.is_file()]
-        size += instances * (PROCESS + sum(files))
+        adapters = int(memory.get("adapters", 0)) if model == front else 0  # which runs them in its own process
+        size += instances * (PROCESS + sum(files) + adapters)
     try:
         reserved = load_shared(repository / name / str(number)).memory_mb << 20
     except ContractError:  # not a shared front
@@ -133,10 +135,9 @@ def estimate_memory(repository: Path, name: str, number: int) -> MemoryEstimate:
     return MemoryEstimate(max(reserved, size), tuple(engines), reserved)
 
 
-def _cache_size(entry: Path, number: int) -> int:
-    """Return the bytes of a generating model's cache, from its build.json."""
+def _memory(entry: Path, number: int) -> Mapping[str, int]:
+    """Return the bytes of a model by purpose, from its build.json."""
     for path in (entry / str(number) / REPORT, entry / REPORT):
         if path.is_file():
-            memory = json.loads(path.read_text("utf-8")).get("memory") or {}
-            return int(memory.get("cache", 0))
-    return 0
+            return dict(json.loads(path.read_text("utf-8")).get("memory") or {})
+    return {}
