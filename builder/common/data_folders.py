@@ -7,13 +7,14 @@ Dataset.save_to_disk and DatasetDict.save_to_disk. The part and the split of a f
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from builder.common.data_files import read_rows
+from builder.common.data_files import INFO, read_rows
 from builder.common.errors import SpecError
 from builder.common.hashing import digest_of
 
@@ -23,6 +24,7 @@ ROWS, CORPUS, QUERIES, QRELS, CANDIDATES = "rows", "corpus", "queries", "qrels",
 PARTS = {"corpus": CORPUS, "queries": QUERIES, "qrels": QRELS, "top_ranked": CANDIDATES, "bm25": CANDIDATES}
 WITHOUT_MEANING = ("data", "default")  # words of paths that name neither a part nor a split
 DEFAULT_SPLIT = "test"
+CHOOSE = "choose one with --split"  # advice to the user
 
 
 @dataclass(frozen=True)
@@ -41,12 +43,12 @@ class DataFolder:
     root: Path
     files: tuple[DataFile, ...]
 
-    def select(self, split: str | None) -> Mapping[str, list[dict[str, Any]]]:
+    def select(self, split: str | None, advice: str = CHOOSE) -> Mapping[str, list[dict[str, Any]]]:
         """Return the rows of each part: those of a split or, if the part does not have it, all of them.
 
-        `split`: None for the only one, or else `test`. Raises SpecError for a split that is not there.
+        `split`: None for the only one, or else `test`. Raises SpecError, with `advice`, for a split that is not there.
         """
-        chosen = self._choose(split)
+        chosen = self._choose(split, advice)
         parts = {file.part for file in self.files if file.split == chosen}
         rows: dict[str, list[dict[str, Any]]] = {}
         for file in self.files:
@@ -54,7 +56,7 @@ class DataFolder:
                 rows.setdefault(file.part, []).extend(read_rows(file.path))
         return rows
 
-    def _choose(self, requested: str | None) -> str:
+    def _choose(self, requested: str | None, advice: str) -> str:
         """Return the split to evaluate: one of the relevance of documents, or else of the rows."""
         kind = QRELS if any(file.part == QRELS for file in self.files) else ROWS
         splits = sorted({file.split for file in self.files if file.part == kind})
@@ -62,24 +64,34 @@ class DataFolder:
             return splits[0]
         if (requested or DEFAULT_SPLIT) not in splits:
             found = " or ".join(filter(None, splits)) or "none"
-            raise SpecError(
-                f"{self.root} has no split {requested or DEFAULT_SPLIT!r}: choose one with --split: {found}"
-            )
+            raise SpecError(f"{self.root} has no split {requested or DEFAULT_SPLIT!r}: {advice}: {found}")
         return requested or DEFAULT_SPLIT
 
 
-def read_parts(data: Path, split: str | None = None) -> Mapping[str, list[dict[str, Any]]]:
-    """Return the rows of a file or of a folder by part, those of `split`. Raises SpecError."""
+def read_parts(data: Path, split: str | None = None, advice: str = CHOOSE) -> Mapping[str, list[dict[str, Any]]]:
+    """Return the rows of a file or of a folder by part, those of `split`.
+
+    Raises SpecError; `advice`: what to do about a split that is not there.
+    """
     if data.is_dir():
-        return data_folder(data).select(split)
+        return data_folder(data).select(split, advice)
     if split is not None:
         raise SpecError(f"{data} is a file and has no splits; leave --split out")
     return {ROWS: read_rows(data)}
 
 
 def data_digest(data: Path) -> str:
-    """Return the SHA-256 of a file, or of all data files of a folder, in hexadecimal. Raises SpecError and OSError."""
-    return digest_of([file.path for file in data_folder(data).files] if data.is_dir() else [data])
+    """Return the SHA-256 of a file in hexadecimal; of a folder, that of what `sha256sum` prints of all that is read.
+
+    Raises SpecError and OSError.
+    """
+    if not data.is_dir():
+        return digest_of([data])
+    files = [file.path for file in data_folder(data).files]
+    infos = {path.with_name(INFO) for path in files}  # say what the numbers of classes mean
+    read = sorted([*files, *filter(Path.is_file, infos)])
+    lines = [f"{digest_of([path])}  {path.relative_to(data).as_posix()}\n" for path in read]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def data_folder(root: Path) -> DataFolder:

@@ -81,6 +81,8 @@ class BuildSpec(Choices):
                 f'--budget is {self.budget!r}; expected a measure and what it may lose: "accuracy -0.5%", "spearman '
                 '-0.01"'
             )
+        if self.loss_budget is not None and self.loss_budget.is_share and self.loss_budget.loss >= 1:
+            raise ValueError(f"--budget is {self.budget!r}: allow a loss of less than 100 %")
         if (self.budget is None) != (self.data is None):
             given, other = ("--data", "--budget") if self.budget is None else ("--budget", "--data")
             raise ValueError(f"{given} needs {other}: a measure and what it may lose on labelled rows")

@@ -12,8 +12,9 @@ import polars
 import pytest
 
 from builder.common.data_files import read_rows
-from builder.common.data_folders import CANDIDATES, CORPUS, QRELS, QUERIES, ROWS, data_folder
+from builder.common.data_folders import CANDIDATES, CORPUS, QRELS, QUERIES, ROWS, data_digest, data_folder, read_parts
 from builder.common.errors import SpecError
+from builder.common.hashing import sha256_of
 
 LABEL = {"label": {"names": ["neg", "pos"], "_type": "ClassLabel"}}
 TAGS = {"tags": {"feature": {"names": ["O", "B-PER"], "_type": "ClassLabel"}, "_type": "List"}}
@@ -133,6 +134,29 @@ def test_folder_of_rows_gives_its_test_split(tmp_path: Path) -> None:
     assert folder.select("train")[ROWS][0]["split"] == "train"
     with pytest.raises(SpecError, match=r"no split 'dev'.*test or train"):
         folder.select("dev")
+
+
+def test_missing_split_is_refused_with_the_advice_of_the_caller(tmp_path: Path) -> None:
+    for split in ("train", "dev"):
+        write(tmp_path / split / "data-00000-of-00001.arrow", [{"split": split}])
+    with pytest.raises(SpecError, match="no split 'test': give the file of one split: dev or train"):
+        read_parts(tmp_path, advice="give the file of one split")
+
+
+def test_digest_of_a_folder_covers_names_and_what_describes_the_rows(tmp_path: Path) -> None:
+    """Regression: files with exchanged names, and other names of classes, had the digest of the first."""
+    one, other, info = tmp_path / "corpus.jsonl", tmp_path / "queries.jsonl", tmp_path / "dataset_info.json"
+    one.write_text("one")
+    other.write_text("other")
+    digests = [data_digest(tmp_path)]
+    one.write_text("other")
+    other.write_text("one")
+    digests.append(data_digest(tmp_path))
+    info.write_text("{}")
+    digests.append(data_digest(tmp_path))
+    (tmp_path / "README.md").write_text("not read")
+    assert len({*digests, data_digest(tmp_path)}) == 3
+    assert data_digest(one) == sha256_of(one)
 
 
 def test_folder_without_data_is_refused(tmp_path: Path) -> None:

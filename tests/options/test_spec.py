@@ -29,6 +29,7 @@ from builder.options.parts import Budget
         ({"serving": {"priority_levels": 2}}, "default_priority"),
         ({"budget": "accuracy 0.5%", "data": "a.jsonl"}, "--budget is 'accuracy 0.5%'; expected a measure"),
         ({"budget": "-0.5%", "data": "a.jsonl"}, "expected a measure"),
+        ({"budget": "accuracy -100%", "data": "a.jsonl"}, "allow a loss of less than 100 %"),
         ({"budget": "accuracy -0.5%"}, "--budget needs --data"),
         ({"data": "a.jsonl"}, "--data needs --budget"),
         ({"budget": "accuracy -0.5%", "data": "a.jsonl", "quality": 0.9}, "--budget and --quality"),

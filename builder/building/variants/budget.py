@@ -21,6 +21,8 @@ from builder.options import BuildSpec
 from builder.options.parts import Budget
 from builder.repository.report.record import MeasuredVariant
 
+ONE_SPLIT = "give --data the file or folder of one split"
+
 
 @dataclass(frozen=True)
 class Allowance:
@@ -35,6 +37,10 @@ class Allowance:
     def metric(self) -> str:
         """Name of the number that variants are compared by."""
         return f"share of PyTorch's {self.measure} on {self.data['name']}"
+
+    def __str__(self) -> str:
+        least = self.score * self.share
+        return f"PyTorch's {self.measure} on {self.data['name']} is {self.score:.4f}: at least {least:.4f} is required"
 
     def kept(self, measured: MeasuredVariant) -> float:
         """Return the share of PyTorch's score that a variant keeps."""
@@ -66,13 +72,21 @@ class LabelledJudge:
         return self.evaluation.data.score(self._expected)
 
     def allowance(self) -> Allowance:
-        """Return what the budget allows. Raises SpecError for a measure that the data has not, or without a score."""
+        """Return what the budget allows.
+
+        Raises SpecError for a measure that the data does not have, and for a score that leaves nothing of it.
+        """
         measure = self._measure()
         score, name = self.scores[measure], self.data["name"]
         if not score > 0:
-            raise SpecError(f"--budget: PyTorch's {measure} on {name} is {score:.4f}, of which nothing can be lost")
+            raise SpecError(f"--budget: PyTorch's {measure} on {name} is {score:.4f}: a variant has nothing to lose")
         share = self.budget.loss if self.budget.is_share else self.budget.loss / score
-        return Allowance(measure, score, max(1 - share, 0.0), self.data)
+        if share >= 1:
+            raise SpecError(
+                f"--budget allows {measure} to lose {self.budget.loss:g}, and PyTorch's on {name} is {score:.4f}: "
+                "allow less"
+            )
+        return Allowance(measure, score, 1 - share, self.data)
 
     def _measure(self) -> str:
         """Return the measure that the budget names, by its whole name or by a word of it, as in "F1 macro"."""
@@ -100,7 +114,7 @@ def labelled_judge(spec: BuildSpec, checkpoint: Checkpoint) -> LabelledJudge | N
     if budget is None or path is None:
         return None
     cut = replace(checkpoint, tokenizer=truncating(checkpoint.tokenizer, checkpoint.max_length))
-    evaluation = evaluation_of(cut, read_parts(path), None)
+    evaluation = evaluation_of(cut, read_parts(path, advice=ONE_SPLIT), None)
     labelled = evaluation.data
     facts = {"name": Path(path).resolve().name, "kind": labelled.kind, "count": labelled.count}
     return LabelledJudge(evaluation, budget, {**facts, "sha256": data_digest(path)})

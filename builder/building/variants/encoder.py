@@ -131,7 +131,8 @@ class EncoderCandidates:
         min_mean = self.threshold - ROUNDING
         measured, self.qualities[measured.name] = evaluator.judged(measured, graph, infer, min_mean=min_mean)
         if self.labelled is not None:
-            measured = self.labelled.judged(measured, evaluator.answers(graph, infer, self.labelled.requests))
+            answers = evaluator.answers(graph, infer, self.labelled.requests, self.labelled.data["name"])
+            measured = self.labelled.judged(measured, answers)
         if not self.compares_times and self.keeps(measured):
             measured = replace(measured, latency_ms=evaluator.latency(graph, infer))
         if measured.judged_samples is None:

@@ -187,12 +187,16 @@ class Evaluator:
         )
         return judged, quality
 
-    def answers(self, graph: Graph, infer: Infer, requests: Sequence[Sample]) -> Iterator[Answer]:
-        """Yield the answers of the front over `graph`, which is open as `infer`, to many requests."""
+    def answers(self, graph: Graph, infer: Infer, requests: Sequence[Sample], name: str) -> Iterator[Answer]:
+        """Yield the answers of the front over `graph`, which is open as `infer`, to the many requests of data `name`.
+
+        Raises SpecError for a request that the front refuses.
+        """
         pipeline = Pipeline(self.front_of(graph), infer)
         for start in range(0, len(requests), MAX_REQUESTS):
-            part = [to_tensors(sample, self.fields[0]) for sample in requests[start : start + MAX_REQUESTS]]
-            yield from answers_of(pipeline, part, range(len(part)), self.fields[1])
+            places = range(start, min(start + MAX_REQUESTS, len(requests)))
+            part = {place: to_tensors(requests[place], self.fields[0]) for place in places}
+            yield from answers_of(pipeline, part, places, self.fields[1], f"{name}: text")
 
     def on_more_samples(self) -> Evaluator:
         """Return this evaluator with the task's further samples; itself if the user gave samples or it takes long.

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from builder.checkpoints.tasks.base import Answer, EncoderTask, Sample
-from builder.common.errors import VerificationError
+from builder.common.errors import SpecError, VerificationError
 from builder.common.tensors import to_tensors, to_values
 from builder.engines import Infer
 from builder.runtime.encoder.pipeline import Pipeline
-from builder.runtime.fields import Field
+from builder.runtime.fields import Field, InputError
 
 SERVED_TOLERANCE = 1e-3  # fp32 answers against the pipeline's, whose own batches differ in the last digits
 ALONE_EVERY = 4  # one of so many samples is also run alone
@@ -89,12 +89,21 @@ def served_quality(
 
 
 def answers_of(
-    pipeline: Pipeline, requests: Sequence[Any], places: Sequence[int], fields: Sequence[Field]
+    pipeline: Pipeline,
+    requests: Sequence[Any] | Mapping[int, Any],
+    places: Sequence[int],
+    fields: Sequence[Field],
+    name: str = "sample",
 ) -> list[Answer]:
-    """Return the answers to the requests at `places`, sent as one batch in that order."""
+    """Return the answers to the requests at `places`, sent as one batch in that order. `name`: of one of them.
+
+    Raises SpecError for one that the model refuses, VerificationError for one that fails.
+    """
     answers: list[Answer] = []
     for place, answer in zip(places, pipeline([requests[place] for place in places]), strict=True):
+        if isinstance(answer, InputError):
+            raise SpecError(f"{name} {place + 1} is refused by the model itself: {answer}") from answer
         if isinstance(answer, Exception):
-            raise VerificationError(f"sample {place + 1} fails in the emitted code: {answer!r}") from answer
+            raise VerificationError(f"{name} {place + 1} fails in the emitted code: {answer!r}") from answer
         answers.append(to_values(answer, fields)[0])
     return answers

@@ -42,7 +42,7 @@ def judge(budget: Budget, answers: Sequence[str] = LABELS) -> LabelledJudge:
         (Budget("accuracy", 0.005, True), "accuracy", 0.995),
         (Budget("accuracy", 0.03, False), "accuracy", 0.96),
         (Budget("f1", 0.1, True), "F1 macro", 0.9),
-        (Budget("F1_macro", 2, True), "F1 macro", 0.0),
+        (Budget("F1_macro", 0.2, True), "F1 macro", 0.8),
     ],
 )
 def test_allowance_is_a_share_of_pytorchs_score(budget: Budget, measure: str, share: float) -> None:
@@ -50,6 +50,8 @@ def test_allowance_is_a_share_of_pytorchs_score(budget: Budget, measure: str, sh
     assert allowance.measure == measure
     assert allowance.share == pytest.approx(share)
     assert allowance.metric == f"share of PyTorch's {measure} on reviews.jsonl"
+    words = f"PyTorch's {measure} on reviews.jsonl is {allowance.score:.4f}: at least {share * allowance.score:.4f} is"
+    assert str(allowance).startswith(words)
 
 
 def test_variant_keeps_a_share_of_the_measure() -> None:
@@ -71,6 +73,7 @@ def test_variant_keeps_a_share_of_the_measure() -> None:
     [
         (Budget("spearman", 0.1, True), LABELS, "reviews.jsonl has texts with labels, whose measures are accuracy, F1"),
         (Budget("accuracy", 0.1, True), ("bad", "good") * 2, "PyTorch's accuracy on reviews.jsonl is 0.0000"),
+        (Budget("accuracy", 0.75, False), ("good", "bad", "good", "good"), "lose 0.75, .* is 0.7500: allow less"),
     ],
 )
 def test_budget_that_cannot_be_measured_is_refused(budget: Budget, answers: Sequence[str], message: str) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from builder.building.pipeline import build
@@ -16,8 +20,9 @@ from builder.common.errors import SpecError
 from builder.graphs.export.encoder import Export, export
 from builder.options import BuildSpec, make_spec
 from builder.runtime.contract import FILE, dump
+from builder.runtime.encoder.pipeline import Answer, Pipeline
 from builder.runtime.encoder.task import Task
-from builder.runtime.fields import Field, InputError
+from builder.runtime.fields import Field, InputError, Tensors
 from tests.rerankers import make_reranker
 from tests.servings import encoder_serving
 from tests.tiny_encoders import make_checkpoint, make_tokenizer
@@ -41,6 +46,38 @@ def test_failing_sample_stops_the_build(
     (tmp_path / "tokenizer.json").write_text(make_tokenizer("wordpiece", type_ids=True).backend_tokenizer.to_str())
     with pytest.raises(raised, match=message):
         evaluator._engine_feeds(tmp_path, ((Field("text_input", "TYPE_STRING"),), ()), ({"text_input": "a museum"},))
+
+
+def test_refused_row_of_data_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: its number counted from the start of its call, and the emitted code was said to fail."""
+
+    class Refusing(Pipeline):
+        def __call__(self, requests: Sequence[Tensors]) -> list[Answer]:
+            refused = InputError("too long")
+            return [refused if one["text_input"][0, 0] == b"3" else {"score": np.ones((1, 1))} for one in requests]
+
+    monkeypatch.setattr(evaluator, "Pipeline", Refusing)
+    monkeypatch.setattr(evaluator, "MAX_REQUESTS", 2)
+    (tmp_path / FILE).write_text(dump(encoder_serving()))
+    (tmp_path / "tokenizer.json").write_text(make_tokenizer("wordpiece", type_ids=True).backend_tokenizer.to_str())
+    fields = (Field("text_input", "TYPE_STRING"),), (Field("score", "TYPE_FP32"),)
+    front = SimpleNamespace(fields=fields, front_of=lambda graph: tmp_path)
+    requests = [{"text_input": str(number)} for number in range(1, 5)]
+    answers = evaluator.Evaluator.answers(cast(Any, front), cast(Any, None), dict, requests, "reviews.jsonl")
+    with pytest.raises(SpecError, match=r"reviews.jsonl: text 3 is refused by the model itself: too long"):
+        list(answers)
+
+
+def test_samples_that_name_an_adapter_are_refused(tmp_path: Path) -> None:
+    """Regression: they were read, and answered without the adapter."""
+    samples = tmp_path / "samples.jsonl"
+    samples.write_text('{"text_input": "a museum", "lora_name": "sql"}\n')
+    model = make_checkpoint(tmp_path / "model", "bert", "feature-extraction")
+    spec = make_spec(model=str(model), samples=samples, adapters=1)
+    checkpoint = resolve(spec)
+    exported = export(checkpoint, tmp_path)
+    with pytest.raises(SpecError, match="line 1: expected an object with text_input"):
+        make_evaluator(spec, checkpoint, exported.module, exported.graph, tmp_path)
 
 
 def test_large_model_is_judged_on_half_of_many_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

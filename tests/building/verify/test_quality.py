@@ -12,7 +12,7 @@ import pytest
 from builder.building.verify import quality
 from builder.building.verify.quality import Quality, served_quality
 from builder.checkpoints.tasks.feature_extraction import FeatureExtraction
-from builder.common.errors import VerificationError
+from builder.common.errors import SpecError, VerificationError
 from builder.runtime.encoder.pipeline import Counts
 from builder.runtime.fields import Field, InputError
 
@@ -24,11 +24,11 @@ EXPECTED = [{"embedding": [float(count), 1.0]} for count in range(1, 9)]
 class FakePipeline:
     """Pipeline whose answers have as many letters as a text.
 
-    In a batch they come in `order`; a text of 4 letters fails if `failing`.
+    In a batch they come in `order`; a text of 4 letters fails with the error `failing`, if there is one.
     """
 
     order: Any = staticmethod(list)
-    failing = False
+    failing: Exception | None = None
     batches: list[int]
 
     def __init__(self, front: Path, infer: Any) -> None:
@@ -40,8 +40,7 @@ class FakePipeline:
         self.counts.padded_tokens += (4 if len(requests) > 1 else 3) * len(requests)
         counts = self.order([len(request["text_input"].ravel()[0]) for request in requests])
         return [
-            InputError("four") if self.failing and count == 4 else {"embedding": np.array([[count, 1.0]])}
-            for count in counts
+            self.failing if self.failing and count == 4 else {"embedding": np.array([[count, 1.0]])} for count in counts
         ]
 
 
@@ -94,6 +93,15 @@ def test_quality_stops_when_the_batch_cannot_reach_the_required_mean(monkeypatch
     assert measured(monkeypatch, min_mean=reachable - 1e-6, order=order) == whole
 
 
-def test_quality_names_the_failing_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(VerificationError, match="sample 4 fails in the emitted code"):
-        measured(monkeypatch, failing=True)
+@pytest.mark.parametrize(
+    ("error", "raised", "message"),
+    [
+        (ValueError("four"), VerificationError, "sample 4 fails in the emitted code"),
+        (InputError("four"), SpecError, "sample 4 is refused by the model itself: four"),
+    ],
+)
+def test_quality_names_the_failing_sample(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, raised: type[Exception], message: str
+) -> None:
+    with pytest.raises(raised, match=message):
+        measured(monkeypatch, failing=error)

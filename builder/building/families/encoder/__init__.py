@@ -311,10 +311,13 @@ class Encoder:
         """Return `exact`, judged on the data of --budget too, with what that allows. Raises SpecError."""
         if self.labelled is None:
             return exact
-        with stage(f"answers to {self.labelled.data['name']}"):
-            evaluator, graph = replace(exact.evaluator, allowance=self.labelled.allowance()), exact.fused.graph
+        name = self.labelled.data["name"]
+        with stage(f"PyTorch's answers to {name}"):
+            allowance = self.labelled.allowance()
+        with stage(str(allowance)):
+            evaluator, graph = replace(exact.evaluator, allowance=allowance), exact.fused.graph
             infer = evaluator.opened(graph, exact.mapped)
-            answers = evaluator.answers(graph, infer, self.labelled.requests)
+            answers = evaluator.answers(graph, infer, self.labelled.requests, name)
             return replace(exact, evaluator=evaluator, measured=self.labelled.judged(exact.measured, answers))
 
     @property
