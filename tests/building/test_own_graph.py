@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,6 +14,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from builder.building.keys import own_files
 from builder.building.own_graph import graph_files, own_graph
+from builder.building.variants import candidates
 from builder.checkpoints.resolve import resolve
 from builder.common.errors import SpecError, VerificationError
 from builder.common.hashing import sha256_of
@@ -224,6 +226,25 @@ def test_build_serves_the_graph_of_another_tool(
     published = read_graph(tmp_path / "repository" / "tuned" / "1" / "model.onnx")
     assert published.inputs == ("input_ids", "attention_mask", "token_type_ids")
     assert published.outputs == ("logits",)
+
+
+def test_build_refuses_a_graph_that_changed_after_it_was_read(
+    verified: VerifiedOnce, tuned: ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: the report had the SHA-256 of a file that was not the served one."""
+    file = saved(tuned, tmp_path / "tuned.onnx")
+
+    def then_changed(*arguments: Any) -> Graph:
+        graph = own_graph(*arguments)
+        other = ModelProto.FromString(tuned.SerializeToString())
+        other.producer_version = "another"
+        saved(other, file)
+        return graph
+
+    monkeypatch.setattr(candidates, "own_graph", then_changed)
+    with pytest.raises(SpecError, match=r"tuned\.onnx changed while it was verified"):
+        verified.build(spec_of(verified, file, tmp_path))
+    assert not (tmp_path / "repository" / "tuned").exists()
 
 
 def test_build_fails_for_a_graph_with_other_answers(verified: VerifiedOnce, tuned: ModelProto, tmp_path: Path) -> None:

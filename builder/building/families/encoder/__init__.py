@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from builder.building.families import GRAPHS, Fp32Judging, Result, given_options
@@ -74,7 +74,8 @@ def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -
     variants = tuple(requested_variants(spec, cpu()["flags"]))
     if spec.adapters:
         _refuse_adapters(spec, checkpoint, variants)
-    return Encoder(spec, checkpoint, folder, variants, labelled_judge(spec, checkpoint))
+    given = own_files(None, spec.graph)["graph"]
+    return Encoder(spec, checkpoint, folder, variants, labelled_judge(spec, checkpoint), given)
 
 
 def refuse_without_process(spec: BuildSpec) -> None:
@@ -131,13 +132,17 @@ def _refuse_composed(checkpoint: Checkpoint) -> None:
 
 @dataclass(frozen=True)
 class Encoder:
-    """Stages of an encoder; `variants`: those that its options allow; `labelled`: judge of --budget."""
+    """Stages of an encoder; `variants`: those that its options allow; `labelled`: judge of --budget.
+
+    `given`: SHA-256 of the files of --graph, by name, from before they are read.
+    """
 
     spec: BuildSpec
     checkpoint: Checkpoint
     folder: Path
     variants: tuple[Variant, ...]
     labelled: LabelledJudge | None = None
+    given: Mapping[str, str] = field(default_factory=dict)
 
     def export(self) -> ExportedEncoder:
         """Export the graph, after the model has answered the long rows, which must be its first.
@@ -251,7 +256,12 @@ class Encoder:
         return Replay(graph.engine, self.spec.in_process, lambda: [graph_case(graph, feeds, threads)])
 
     def result(self, choice: SelectedEncoder, stage: Stage) -> Result:
-        """Return the front model with its engine inside or beside it, or the recipe from which a GPU compiles that."""
+        """Return the front model with its engine inside or beside it, or the recipe from which a GPU compiles that.
+
+        Raises SpecError if --graph changed since it was read.
+        """
+        if own_files(None, self.spec.graph)["graph"] != self.given:
+            raise SpecError(f"--graph {self.spec.graph} changed while it was verified: build again")
         evaluator, graph, options = self._with_front(choice.exact).evaluator, choice.graph, self.spec
         engine, serving = encoding_engine(graph.engine), evaluator.serving
         if options.target == "cpu":
@@ -268,7 +278,8 @@ class Encoder:
             evaluator.task_files,
         )
         memory = self._memory(evaluator, graph) if options.target == "cpu" else None
-        return Result(entries, comparison_of(choice), report_of(options, self.checkpoint, choice, entries, memory))
+        report = report_of(options, self.checkpoint, choice, entries, memory, self.given)
+        return Result(entries, comparison_of(choice), report)
 
     def _memory(self, evaluator: Evaluator, graph: Graph) -> dict[str, int]:
         """Return the bytes of an instance that serves `graph`: its weights, and its largest call."""

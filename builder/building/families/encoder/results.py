@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from builder.building.families import MAPPED, UNTIMED, built_from, code_not_run
-from builder.building.keys import own_files
 from builder.building.variants.encoder import ROUNDING
 from builder.building.variants.evaluator import Evaluator
 from builder.building.variants.selection import Selection
@@ -110,8 +109,12 @@ def report_of(
     chosen: SelectedEncoder,
     entries: Sequence[RepositoryEntry],
     memory: dict[str, int] | None,
+    given: Mapping[str, str],
 ) -> BuildReport:
-    """Return the report of everything that was decided and measured; `memory`: bytes of one instance, by purpose."""
+    """Return the report of everything that was decided and measured.
+
+    `memory`: bytes of one instance, by purpose. `given`: SHA-256 of the files of --graph, by name.
+    """
     exact, selection = chosen.exact, chosen.selection
     exported, evaluator, operators = exact.fused.exported.export, exact.evaluator, chosen.graph.operators
     parts = {
@@ -147,7 +150,7 @@ def report_of(
         engine=chosen.graph.engine,
         tuned_for=tuple(flag for flag in selection.chosen.option.fast_with if flag in cpu()["flags"]),
         files=file_hashes(entries),
-        graph_files=own_files(None, spec.graph)["graph"],
+        graph_files=dict(given),
     )
 
 
