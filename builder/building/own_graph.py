@@ -134,9 +134,9 @@ def _plain(name: str, known: Mapping[str, ValueInfoProto]) -> str:
     return plain if name not in known and plain in known else name
 
 
-def _problem(value: ValueInfoProto, wanted: ValueInfoProto, is_input: bool) -> str | None:
-    """Return in which way a tensor is not the task's; None if it is. A shape that is not given is not compared."""
-    is_type, must_be = value.type.tensor_type, wanted.type.tensor_type
+def _problem(value: ValueInfoProto, contract: ValueInfoProto, is_input: bool) -> str | None:
+    """Return how a tensor differs from that of the `contract`; None if it does not. An absent shape is not compared."""
+    is_type, must_be = value.type.tensor_type, contract.type.tensor_type
     verb = "takes" if is_input else "gives"
     if is_type.elem_type != must_be.elem_type:
         found, expected = (TensorProto.DataType.Name(kind.elem_type) for kind in (is_type, must_be))
@@ -146,13 +146,13 @@ def _problem(value: ValueInfoProto, wanted: ValueInfoProto, is_input: bool) -> s
     dims, shape = list(is_type.shape.dim), _shape(is_type.shape.dim)
     if len(dims) != len(must_be.shape.dim):
         expected = _shape(must_be.shape.dim)
-        return f"{verb} {value.name} of shape {shape}; the task has {wanted.name} of shape {expected}"
+        return f"{verb} {value.name} of shape {shape}; the task has {contract.name} of shape {expected}"
     for dim, other in zip(dims, must_be.shape.dim, strict=True):
         if is_input and dim.dim_value and not other.dim_value:
             return f"takes {value.name} of the fixed shape {shape}; rows and tokens vary: export it with dynamic axes"
         if dim.dim_value and other.dim_value and dim.dim_value != other.dim_value:
             expected = _shape(must_be.shape.dim)
-            return f"{verb} {value.name} of shape {shape}; the checkpoint has {wanted.name} of shape {expected}"
+            return f"{verb} {value.name} of shape {shape}; the checkpoint has {contract.name} of shape {expected}"
     return None
 
 

@@ -20,7 +20,7 @@ def open_graph(case: "dict[str, Any]") -> "Callable[[dict[str, np.ndarray]], dic
 
     def infer(feeds: "dict[str, np.ndarray]") -> "dict[str, np.ndarray]":
         rows = len(next(iter(feeds.values())))
-        without = [value for value in inputs if value.name not in feeds]  # of adapters, of which the calls have none
+        without = [value for value in inputs if value.name.startswith("lora_") and value.name not in feeds]
         zeros = {
             value.name: np.zeros([size if isinstance(size, int) else rows for size in value.shape], TYPES[value.type])
             for value in without

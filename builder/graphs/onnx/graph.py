@@ -65,7 +65,7 @@ class Graph:
 
     @property
     def token_inputs(self) -> tuple[str, ...]:
-        """Inputs without those of adapters, which whoever opens an encoder's graph adds."""
+        """Inputs without those of adapters, which the executor adds to an encoder's."""
         return tuple(name for name in self.inputs if not name.startswith((LORA_ROWS, LORA_A, LORA_B)))
 
     @property

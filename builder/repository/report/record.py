@@ -68,9 +68,9 @@ class MeasuredVariant:
     ranking: dict[str, float] = field(default_factory=dict)
     """How alike the answers rank the samples as PyTorch's do, by measure, 1 is equal. Embedders and rankers."""
     scores: dict[str, float] = field(default_factory=dict)
-    """The task's own measures by the samples' labels, 0 to 1."""
+    """The task's own measures by labels, 0 to 1: on --budget's data with that, otherwise on the samples."""
     interval: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Interval that 95 of 100 such data have the difference to PyTorch's score in, by measure; of --budget's data."""
+    """95 % confidence interval of the difference of a score to PyTorch's, by measure, on --budget's data."""
     judged_samples: int | None = None
     """Samples on which it missed the quality by so much that it was not judged on the others; None: on all."""
     timed_in: str = PROCESS_STARTED
