@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
+from builder.building.adapters import add_adapter
 from builder.checkpoints.linear_layers import linear_layers
 from builder.checkpoints.lora import CONFIG, PREFIX, WEIGHTS
+from builder.repository.adapters import remove_adapter
+from builder.runtime.adapter_files import FOLDER, adapter_names
 
 CONFIGURATION: dict[str, Any] = {  # what PEFT 0.21 writes for a LoraConfig of the same values
     "alora_invocation_tokens": None,
@@ -57,6 +61,24 @@ CONFIGURATION: dict[str, Any] = {  # what PEFT 0.21 writes for a LoraConfig of t
     "use_rslora": False,
     "velora_config": None,
 }
+
+
+@dataclass(frozen=True)
+class AdaptedModel:
+    """Model `m` of a repository, built with --adapters; its checkpoint; and adapters in PEFT's files, by name."""
+
+    repository: Path
+    checkpoint: Path
+    saved: dict[str, Path]
+
+    def add(self, name: str, source: str = "") -> None:
+        """Add the saved adapter `source`, by default that of the same name."""
+        add_adapter(self.repository, "m", name, str(self.saved[source or name]), str(self.checkpoint))
+
+    def remove_all(self) -> None:
+        """Remove its adapters."""
+        for name in adapter_names(self.repository / "m" / FOLDER):
+            remove_adapter(self.repository, "m", name)
 
 
 def save_lora(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,27 +23,19 @@ from builder.options import make_spec
 from builder.repository.adapters import read_adapters, remove_adapter
 from builder.repository.check import check
 from builder.repository.report.record import BuildReport, read_report
-from builder.runtime.adapter_files import ALL_ADAPTERS, FOLDER, adapter_names
+from builder.runtime.adapter_files import ALL_ADAPTERS
 from builder.runtime.fields import InputError
 from builder.runtime.generation.service import Service
 from builder.serving.plan.needs import published
 from tests.decoders import make_decoder, make_decoder_checkpoint
-from tests.lora import save_lora
+from tests.lora import AdaptedModel, save_lora
 
 PROMPT = "The museum in Oslo opens"
 COUNT = 12
 
 
-@dataclass(frozen=True)
-class Built:
+class Built(AdaptedModel):
     """Llama that takes two adapters of rank 4, its checkpoint, and three adapters in PEFT's files."""
-
-    repository: Path
-    checkpoint: Path
-    saved: dict[str, Path]
-
-    def add(self, name: str, source: str = "") -> None:
-        add_adapter(self.repository, "m", name, str(self.saved[source or name]), str(self.checkpoint))
 
     def expected(self, source: str) -> str:
         """Return the greedy text of transformers with the adapter merged into the checkpoint."""
@@ -78,8 +70,7 @@ def built(module_folder: Callable[[str], Path]) -> Built:
 @pytest.fixture
 def clean(built: Built) -> Built:
     """Return the built model without adapters."""
-    for name in adapter_names(built.repository / "m" / FOLDER):
-        remove_adapter(built.repository, "m", name)
+    built.remove_all()
     return built
 
 

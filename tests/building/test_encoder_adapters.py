@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from builder.options import make_spec
 from builder.repository.adapters import read_adapters, remove_adapter
 from builder.repository.check import check
 from builder.repository.sharing.share import share
-from builder.runtime.adapter_files import ALL_ADAPTERS, FOLDER, adapter_names
+from builder.runtime.adapter_files import ALL_ADAPTERS
 from builder.runtime.encoder.front import open_front
 from builder.runtime.encoder.pipeline import Pipeline
 from builder.runtime.fields import InputError
@@ -40,7 +39,7 @@ from builder.runtime.lora import LORA_A, LORA_ROWS
 from builder.serving.plan.needs import published
 from builder.serving.plan.unbuilt import needs_of_checkpoint
 from tests.embedders import make_embedder
-from tests.lora import save_lora
+from tests.lora import AdaptedModel, save_lora
 from tests.tiny_encoders import make_checkpoint
 
 TEXTS = ("The museum in Oslo opens at nine", "A text", "Rain is expected in the north tomorrow, and snow in the hills")
@@ -48,16 +47,8 @@ CLOSE: dict[str, Any] = {"rtol": 0, "atol": 2e-5}
 OPTIONS: dict[str, Any] = {"pooling": "cls", "adapters": 2, "adapter_rank": 4}
 
 
-@dataclass(frozen=True)
-class Built:
+class Built(AdaptedModel):
     """Encoder that takes two adapters of rank 4, its checkpoint, and three adapters in PEFT's files."""
-
-    repository: Path
-    checkpoint: Path
-    saved: dict[str, Path]
-
-    def add(self, name: str, source: str = "") -> None:
-        add_adapter(self.repository, "m", name, str(self.saved[source or name]), str(self.checkpoint))
 
     def expected(self, source: str, texts: Sequence[str]) -> np.ndarray:
         """Return transformers' first vector of each text with the adapter merged into the checkpoint."""
@@ -86,8 +77,7 @@ def built(module_folder: Callable[[str], Path]) -> Built:
 @pytest.fixture
 def clean(built: Built) -> Built:
     """Return the built model without adapters."""
-    for name in adapter_names(built.repository / "m" / FOLDER):
-        remove_adapter(built.repository, "m", name)
+    built.remove_all()
     return built
 
 
