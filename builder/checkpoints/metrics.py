@@ -174,7 +174,7 @@ def list_agreement(expected: Sequence[Sequence[float]], actual: Sequence[Sequenc
 
 @dataclass(frozen=True)
 class TextCounts:
-    """What one text counts as in the measures of many: matching n-grams for chrF, its ROUGE-L and its exact match."""
+    """Counts of one text in the measures of many: matching n-grams for chrF, its ROUGE-L and its exact match."""
 
     ngrams: Sequence[int]
     rouge: float

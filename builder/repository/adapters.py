@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from builder.common.errors import RepositoryError
-from builder.repository.config.render import CONFIG, parse
+from builder.repository.config.render import CONFIG, has_input, parse
 from builder.repository.transaction import changing
 from builder.repository.versions import require_front, served_number
 from builder.runtime.adapter_files import ABOUT, ADAPTER, FOLDER, NAME, SUFFIX, adapter_arrays, adapter_names
@@ -52,7 +52,7 @@ def adaptable_version(repository: Path, model: str) -> tuple[Path, Serving]:
         serving, config = load(folder), parse((folder / CONFIG).read_text("utf-8"), model)
     except (ContractError, OSError) as error:
         raise RepositoryError(f"{model} cannot be read: {error}") from error
-    if all(field.name != ADAPTER.name for field in config.input):
+    if not has_input(config, ADAPTER.name):
         raise RepositoryError(f"{model} was built without --adapters: build it again with --adapters N")
     return folder, serving
 

@@ -263,7 +263,7 @@ def test_shared_front_refuses_an_encoder_with_adapters(built: Built) -> None:
 
 @pytest.mark.parametrize("model_type", ["distilbert", "modernbert", "deberta-v2", "qwen3"])
 def test_architectures_answer_as_pytorch_with_an_adapter(model_type: str, tmp_path: Path) -> None:
-    """The adapter changes every layer that it may; `add_adapter` compares."""
+    """Compare, as `add_adapter` does, with an adapter of every layer that it may change."""
     if model_type == "qwen3":
         checkpoint = make_embedder(tmp_path / "checkpoint", model_type, "lasttoken")
     else:

@@ -11,7 +11,7 @@ from typing import Any
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.labelled import Evaluation, evaluation_of
 from builder.checkpoints.labelled.evaluation import compact
-from builder.checkpoints.labelled.interval import difference_interval
+from builder.checkpoints.labelled.interval import interval_of_draws, scores_of_draws
 from builder.checkpoints.metrics import Scores
 from builder.checkpoints.tasks.base import Answer, one_pipeline
 from builder.checkpoints.tokenizer import truncating
@@ -67,6 +67,11 @@ class LabelledJudge:
             return labelled.items([compact(reference(sample)) for sample in labelled.samples])
 
     @cached_property
+    def _drawn(self) -> Sequence[Mapping[str, float]]:
+        """PyTorch's scores of draws of the data, with which those of every variant are compared."""
+        return scores_of_draws(self.evaluation.data.score, self._expected)
+
+    @cached_property
     def scores(self) -> Scores:
         """PyTorch's scores."""
         return self.evaluation.data.score(self._expected)
@@ -104,7 +109,7 @@ class LabelledJudge:
         """Return `measured` with its scores, by its answers to the requests."""
         labelled = self.evaluation.data
         items = labelled.items([compact(answer) for answer in answers])
-        interval = difference_interval(labelled.score, self._expected, items)
+        interval = interval_of_draws(self._drawn, scores_of_draws(labelled.score, items))
         return replace(measured, scores=labelled.score(items), interval=interval)
 
 

@@ -21,20 +21,35 @@ def difference_interval(
 ) -> dict[str, tuple[float, float]]:
     """Return, by measure, the interval of the served score minus PyTorch's, if the data were drawn again.
 
-    `pytorch`, `served`: what each text, query or question counts as, in one order. Nothing for fewer than two, nor for
-    a measure that no draw has: Spearman's of equal labels is not defined.
+    `pytorch`, `served`: what each text, query or question counts as, in one order.
     """
-    count = len(pytorch)
+    return interval_of_draws(*(scores_of_draws(score, items) for items in (pytorch, served)))
+
+
+def scores_of_draws(
+    score: Callable[[Sequence[Any]], Mapping[str, float]], items: Sequence[Any]
+) -> list[Mapping[str, float]]:
+    """Return the scores of draws of `items`, the same draws for as many items; none of fewer than two."""
+    count, random = len(items), np.random.default_rng(0)
     if count < 2:
-        return {}
-    random = np.random.default_rng(0)
+        return []
+    with warnings.catch_warnings(action="ignore"):  # of draws in which a measure is not defined
+        return [
+            score([items[place] for place in random.integers(count, size=count).tolist()]) for _ in range(RESAMPLES)
+        ]
+
+
+def interval_of_draws(
+    before: Sequence[Mapping[str, float]], after: Sequence[Mapping[str, float]]
+) -> dict[str, tuple[float, float]]:
+    """Return, by measure, the interval of the differences of the scores of the same draws.
+
+    Nothing without draws, nor for a measure that no draw has: Spearman's of equal labels is not defined.
+    """
     differences: dict[str, list[float]] = {}
-    for _ in range(RESAMPLES):
-        drawn = random.integers(count, size=count).tolist()
-        with warnings.catch_warnings(action="ignore"):  # of draws in which a measure is not defined
-            before, after = (score([items[place] for place in drawn]) for items in (pytorch, served))
-        for name in before:
-            if np.isfinite(difference := after[name] - before[name]):
+    for first, second in zip(before, after, strict=True):
+        for name in first:
+            if np.isfinite(difference := second[name] - first[name]):
                 differences.setdefault(name, []).append(difference)
     outside = (100 - COVERAGE) / 2
     limits = {name: np.percentile(values, [outside, 100 - outside]) for name, values in differences.items()}

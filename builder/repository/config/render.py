@@ -62,6 +62,11 @@ def parse(text: str, name: str) -> model_config_pb2.ModelConfig:
         raise RepositoryError(f"config.pbtxt of {name} is not a Triton model configuration: {error}") from error
 
 
+def has_input(config: model_config_pb2.ModelConfig, name: str) -> bool:
+    """Return True if a model with this configuration has an input of that name."""
+    return any(field.name == name for field in config.input)
+
+
 def quote(value: object) -> str:
     """Escape a value for a quoted string of the protobuf text format."""
     return str(text_encoding.CEscape(str(value).encode(), as_utf8=True))

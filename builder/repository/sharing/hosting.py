@@ -15,7 +15,7 @@ from typing import Any
 from tritonclient.grpc import model_config_pb2
 
 from builder.common.errors import RepositoryError
-from builder.repository.config.render import CONFIG, parse
+from builder.repository.config.render import CONFIG, has_input, parse
 from builder.repository.report.record import REPORT
 from builder.repository.transaction import RepositoryChange
 from builder.runtime.adapter_files import ADAPTER
@@ -86,7 +86,7 @@ def hosted_model(entry: Path, version: int) -> HostedModel:
             f"version {version} of {name} is of an earlier build-repo, before shared fronts: build it again"
         )
     config = config_of(entry, version)
-    if any(field.name == ADAPTER.name for field in config.input):
+    if has_input(config, ADAPTER.name):
         raise RepositoryError(f"{name} was built with --adapters, which a shared front does not have: leave it its own")
     return HostedModel(
         version=version,

@@ -1,4 +1,4 @@
-"""What --budget allows of a measure, and what variants keep of it."""
+"""Read what --budget allows of a measure, and compare what variants keep of it."""
 
 from __future__ import annotations
 
