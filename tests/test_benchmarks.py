@@ -269,7 +269,7 @@ def test_stream_that_fails_before_its_first_piece_could_be_sent_again() -> None:
         for event in ({"choices": [{"text": "A"}]}, {"choices": [], "usage": {"completion_tokens": 2}}, {"error": 1})
     )
     done = b"data: [DONE]\n\n"
-    assert read_stream(piece + piece + usage + done) == ("A", 2)
+    assert read_stream(piece + piece + usage + done) == ("AA", 2)
     with pytest.raises(Cut):
         read_stream(piece + error)
     with pytest.raises(Failed):

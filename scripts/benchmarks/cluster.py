@@ -39,7 +39,7 @@ WARM_UP_S = 3.0  # every replica has loaded both models then
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/bench cluster")
-    parser.add_argument("--repository", type=Path, help="keep the models here; built there where they are not")
+    parser.add_argument("--repository", type=Path, help="keep the models of both parts under this folder")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="default: both")
     parser.add_argument(
         "--seconds", type=float, default=5, help="of each side, number of clients and round (default 5)"
@@ -50,13 +50,14 @@ def main() -> None:
     figures: dict[str, Any] = circumstances()
     refuse_other_machine(options.output, figures)
     with tempfile.TemporaryDirectory() as scratch:
-        folder = options.repository or Path(scratch) / "repository"
-        make_models(folder)
+        folder = options.repository or Path(scratch)
         if "overhead" in options.parts:
-            figures["overhead"] = overhead(folder, options.seconds)
+            make_models(folder / "overhead")
+            figures["overhead"] = overhead(folder / "overhead", options.seconds)
             show("overhead", figures["overhead"])
         if "failures" in options.parts:
-            figures["failures"] = cluster_failures.measure(folder, TRITONS, options.failure_seconds)
+            cluster_failures.make_models(folder / "failures")
+            figures["failures"] = cluster_failures.measure(folder / "failures", TRITONS, options.failure_seconds)
             show("failures", figures["failures"])
     if options.output:
         write_figures(options.output, figures)

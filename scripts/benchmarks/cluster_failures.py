@@ -4,6 +4,9 @@ Two gateways over several Tritons, each Triton at a loopback address of its own,
 answer: two thirds ask for embeddings, the others for streams. A client whose gateway does not answer asks the other
 one, as a load balancer would. In the middle half of each turn, one process is killed, stopped or slowed, or its network
 is cut. The network can be cut where this process may have a network namespace of its own.
+
+Each answer is compared with the one that the model gives alone. The models compute in fp32, where an answer does not
+depend on the batch: all-MiniLM-L6-v2, and a small language model that is trained for the tests.
 """
 
 from __future__ import annotations
@@ -25,13 +28,18 @@ from typing import Any
 
 import numpy as np
 
+from builder.building.pipeline import build
 from builder.common.samples import TEXTS
+from builder.options import make_spec
 from builder.serving.server.gateway import Process, gateway
 from builder.serving.server.triton import TritonServer, free_ports, running
+from tests.models import minilm
+from tests.trained import language_model
 
 CLIENTS = 12
 TOKENS = 24  # of each stream
-SIMILARITY = 0.99  # least cosine of an embedding to that of the text alone: int8 scales depend on the batch
+PROMPT_WORDS = 8  # of a text, for a stream
+SIMILARITY = 0.99999  # least cosine of an embedding to that of the text alone
 SLOW_CYCLE_S, SLOW_SHARE = 0.1, 0.1  # a slow Triton runs for this share of each cycle
 CLONE_NEWNET = 0x40000000  # of unshare(2)
 TIMEOUT_S = 120.0
@@ -39,8 +47,15 @@ ERRORS = (OSError, http.client.HTTPException)  # of a connection whose gateway i
 OUTCOMES = ("right", "failed", "cut", "wrong")  # of a request
 
 
+def make_models(folder: Path) -> None:
+    """Build the models of both kinds of request where they are missing."""
+    for name, checkpoint in (("minilm", minilm()), ("writes", language_model()[0])):
+        if not (folder / name).exists():
+            build(make_spec(model=str(checkpoint), name=name, output=folder))
+
+
 def measure(folder: Path, tritons: int, seconds: float) -> list[dict[str, Any]]:
-    """Return the outcome of each kind of failure, in turns of so many seconds."""
+    """Return the outcome of each kind of failure, in turns of so many seconds; `folder`: that of `make_models`."""
     is_isolated = isolate_network()
     with ExitStack() as stack:
         fleet = Fleet(folder, tritons, stack)
@@ -90,10 +105,10 @@ class Fleet:
     def ask(self, gateway: int, kind: str, text: str) -> Any:
         """Return the embedding, or what `read_stream` returns. Raises one of ERRORS, Cut, or Failed."""
         path, body = KINDS[kind]
+        asked = {"input": text} if kind == "embedding" else {"prompt": " ".join(text.split()[:PROMPT_WORDS])}
         connection = http.client.HTTPConnection("127.0.0.1", self.ports[gateway], timeout=TIMEOUT_S)
         try:
-            name = "input" if kind == "embedding" else "prompt"
-            connection.request("POST", path, json.dumps({**body, name: text}), {"Content-Type": "application/json"})
+            connection.request("POST", path, json.dumps({**body, **asked}), {"Content-Type": "application/json"})
             response = connection.getresponse()
             try:
                 content = response.read()
@@ -253,11 +268,9 @@ def read_embedding(content: bytes) -> Any:
 
 
 def read_stream(content: bytes) -> tuple[str, int]:
-    """Return the first piece of a stream and its number of tokens. Raises Cut or Failed if it ends with an error.
-
-    Later pieces depend on the batch: the weights are random, so that two tokens may be almost equally likely.
-    """
+    """Return the text of a stream and its number of tokens. Raises Cut or Failed if it ends with an error."""
     *events, last = [event.removeprefix(b"data: ") for event in content.split(b"\n\n") if event]
     if last != b"[DONE]":
         raise (Cut if events else Failed)(last.decode()[:300])
-    return json.loads(events[0])["choices"][0]["text"], json.loads(events[-1])["usage"]["completion_tokens"]
+    *pieces, end = map(json.loads, events)
+    return "".join(choice["text"] for piece in pieces for choice in piece["choices"]), end["usage"]["completion_tokens"]

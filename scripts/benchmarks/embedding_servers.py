@@ -8,9 +8,9 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +67,7 @@ def infinity(folder: Path, engine: str, environments: Path, pooling: str = "mean
     if engine == "optimum":
         export_onnx(folder, environments)
     port = free_ports().http
-    command = [str(_program(engine, "infinity_emb", environments)), "v2", "--model-id", str(folder)]
+    command = [str(_program(INFINITY[engine], "infinity_emb", environments)), "v2", "--model-id", str(folder)]
     command += [
         "--served-model-name",
         "m",
@@ -89,18 +89,13 @@ def infinity(folder: Path, engine: str, environments: Path, pooling: str = "mean
 def export_onnx(folder: Path, environments: Path) -> None:
     """Export the checkpoint with Optimum into onnx/ beside it. Raises PeerError."""
     if not (folder / "onnx").exists():
-        command: list[str | Path] = [
-            _program("torch", "optimum-cli", environments),
-            "export",
-            "onnx",
-            "--task",
-            "feature-extraction",
-        ]
+        program = _program("retrieval_onnx", "optimum-cli", environments)
+        command: list[str | Path] = [program, "export", "onnx", "--task", "feature-extraction"]
         peers.run_command([*command, "--model", folder, folder / "onnx"])
 
 
-def _program(engine: str, name: str, environments: Path) -> Path:
-    return peers.interpreter(INFINITY[engine], environments).with_name(name).absolute()
+def _program(environment: str, name: str, environments: Path) -> Path:
+    return peers.interpreter(environment, environments).with_name(name).absolute()
 
 
 @contextmanager
@@ -137,9 +132,8 @@ def _answers(process: subprocess.Popen[bytes], door: Door) -> bool:
 def closed_loop(door: Door, texts: Sequence[str], concurrency: int, seconds: float) -> tuple[float, float, float]:
     """Return the requests a second and the p50 and p99 in milliseconds, after one connection has warmed up.
 
-    The warm-up is 8 requests, or as many as `seconds` allow.
+    The warm-up is 8 requests, or as many as `seconds` allow. Raises RuntimeError if an answer is an error.
     """
-    times: list[list[float]] = [[] for _ in range(concurrency)]
     warm, end = door.connect(), time.perf_counter() + seconds
     for text in texts[:8]:
         door.ask(warm, text)
@@ -147,22 +141,20 @@ def closed_loop(door: Door, texts: Sequence[str], concurrency: int, seconds: flo
             break
     end = time.perf_counter() + seconds
 
-    def loop(index: int) -> None:
-        connection = door.connect()
+    def loop(index: int) -> list[float]:
+        connection, times = door.connect(), []
         position = index * len(texts) // concurrency
         while time.perf_counter() < end:
             start = time.perf_counter()
             door.ask(connection, texts[position % len(texts)])
-            times[index].append(time.perf_counter() - start)
+            times.append(time.perf_counter() - start)
             position += 1
+        return times
 
-    threads = [threading.Thread(target=loop, args=(index,)) for index in range(concurrency)]
     started = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(concurrency) as clients:
+        times = list(clients.map(loop, range(concurrency)))
     elapsed = time.perf_counter() - started
-    spent = np.array([t for mine in times for t in mine]) * 1000
+    spent = np.concatenate(times) * 1000
     p50, p99 = np.percentile(spent, [50, 99]).tolist()
     return len(spent) / elapsed, p50, p99

@@ -127,7 +127,12 @@ RETRIEVAL_MODELS: dict[str, RetrievalModel] = {
     "qwen3-reranker": RetrievalModel(
         "rerank",
         _qwen3_reranker,
-        {"quality": 0.0, "task": "text-ranking", "max_length": 640},
+        {
+            "quality": 0.0,
+            "task": "text-ranking",
+            "max_length": 640,
+            "serving": {"queue": {"timeout_us": 0}},  # in fp32, requests of 8 clients wait for more than 30 s
+        },
         documents=20,
         seconds=20,
     ),

@@ -30,7 +30,13 @@ PACKAGES = {
     "llama_cpp_peer": ("llama-cpp-python==0.3.36", "transformers==5.5.4", "torch==2.13.0", "sentencepiece==0.2.1"),
     "ctranslate2_peer": ("ctranslate2==4.8.5", "transformers==4.57.6", "torch==2.13.0"),
     "genai_peer": ("onnxruntime-genai==0.18.0", "transformers==5.23.0", "torch==2.13.0", "onnx_ir", "onnx"),
-    "infinity_peer": ("infinity-emb[server,torch,optimum]==0.0.78",),  # a server; and Optimum's export
+    "infinity_peer": (  # a server
+        "infinity-emb[server,torch]==0.0.78",
+        "transformers==4.48.3",
+        "torch==2.13.0",
+        "datasets==3.6.0",
+        "pyarrow==20.0.0",  # with numpy 1
+    ),
     "infinity_optimum_peer": (  # with the newest Optimum that finds an ONNX file by the path that infinity gives
         "infinity-emb[server,optimum]==0.0.78",
         "optimum[onnxruntime]==1.24.0",
