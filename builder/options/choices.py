@@ -78,7 +78,7 @@ class Choices(Options):
     """Store a zero point with each block of int8-weights and int4-weights."""
     slots: int = Field(16, ge=1, le=512, json_schema_extra={"flag": True})
     """Sequences that are decoded at once; memory is reserved for --max-length tokens of each, but where they share
-    it (--cache-gb). With --target cuda and --gpu, as many as the card has memory for, up to 64, unless it is given.
+    it (--cache-gb). With --target cuda and --gpu 64, or as many as the card has memory for, unless it is given.
     Generating models only."""
     beams: int | None = Field(None, ge=1, le=64, json_schema_extra={"flag": True})
     """Most beams of one request. Default: the checkpoint's own number, or --slots for a decoder."""
@@ -91,7 +91,8 @@ class Choices(Options):
     """Memory of the key-value cache, in 10^9 bytes, which all sequences share as they grow. Decoders with --engine
     openvino, where the default is enough for --slots texts of --max-length, but no more than half of the memory; and
     with --target cuda, where each sequence has memory of its own without it, and --gpu or machine.gpus must name the
-    card. On a T4 half of the memory that the weights leave is the default, unless --slots is given."""
+    card. Where that card has no memory for 64 slots, and always on a T4, most of the memory that the weights leave is
+    the default, unless --slots is given."""
     executor: Literal["in-process", "bls"] = Field("in-process", json_schema_extra={"flag": True})
     """Where the graph runs. in-process: inside the Python model NAME, which updates a decoder's cache in place. bls: in
     a separate Triton model NAME_model, called through Triton's business logic scripting (BLS); an encoder on a GPU

@@ -12,7 +12,7 @@ from builder.building.pipeline import build
 from builder.common.cards import CARDS
 from builder.common.errors import SpecError
 from builder.common.memory import BYTES_PER_WEIGHT, cache_bytes
-from builder.engines.cuda.capacity import IN_BLOCKS, IN_SLOTS, MAX_SLOTS, sized
+from builder.engines.cuda.capacity import MAX_SLOTS, SHARE, SHARE_BEFORE_FLASH, sized
 from builder.engines.cuda.decoding import CudaDecoding
 from builder.engines.gpu import CONTEXT, HEADROOM, SERVER_ON_CARD
 from builder.options import BuildSpec, make_spec
@@ -36,34 +36,47 @@ def _sized(length: int = LENGTH, **options: Any) -> BuildSpec:
     return sized(_spec(**options), LAYERS, 2, WEIGHTS, length)
 
 
+def _in_slots(**options: Any) -> BuildSpec:
+    return _sized(executor="bls", **options)
+
+
 def _free(card: str, contexts: int = 1) -> float:
     return HEADROOM * CARDS[card].memory_mb * 2**20 - SERVER_ON_CARD - contexts * CONTEXT - WEIGHTS
 
 
 def test_slots_are_those_that_the_card_has_memory_for() -> None:
-    slots = int(IN_SLOTS * _free("l4") // OF_TEXT)
+    slots = int(SHARE * _free("l4", contexts=0) // OF_TEXT)
     assert 1 < slots < 16, "Regression: 16 slots were taken whatever the card, and refused as too large"
-    assert _sized(gpu="l4").slots == slots
-    assert _sized(machine={"gpus": [{"name": "l4"}]}).slots == slots
-    assert _sized(gpu="h100", length=2048).slots == MAX_SLOTS
-    assert _sized(gpu={"card": "l4", "memory_limit_mb": 8192}).slots == int(IN_SLOTS * ((8 << 30) - WEIGHTS) // OF_TEXT)
-    assert _sized(gpu="l4", length=LENGTH * 100).slots == 1, "which is then refused by its size"
+    assert _in_slots(gpu="l4").slots == slots
+    assert _in_slots(machine={"gpus": [{"name": "l4"}]}).slots == slots
+    limit = {"card": "l4", "memory_limit_mb": 8192}
+    assert _in_slots(gpu=limit).slots == int(SHARE * ((8 << 30) - WEIGHTS) // OF_TEXT)
+    assert _in_slots(gpu="l4", length=LENGTH * 100).slots == 1, "which is then refused by its size"
 
 
 def test_slots_leave_memory_for_the_scales_of_small_weights() -> None:
     """Regression: scales were not counted, so that weights and slots were larger than the card."""
     parameters, length, layers = 24_000_000_000, 4096, (LayerShape(8, 128),) * 40
-    spec = CudaDecoding(_spec(gpu="a10", precision="int4-weights")).sized(layers, parameters * 4, length).spec
+    options = {"gpu": "a10", "precision": "int4-weights", "triton": "24.10"}
+    spec = CudaDecoding(_spec(**options)).sized(layers, parameters * 4, length).spec
     weights = BYTES_PER_WEIGHT["int4-weights"] * parameters
     assert spec.slots > 1
     assert cache_bytes(layers, spec.slots, length, 2) < _free("a10") + WEIGHTS - weights
 
 
-def test_slots_are_no_more_than_a_tensor_has_numbers_for() -> None:
+@pytest.mark.parametrize("executor", ["bls", "in-process"])
+def test_cache_is_no_more_than_a_tensor_has_numbers_for(executor: str) -> None:
     """Regression: a server with more failed when it loaded the model."""
     layers, length = (LayerShape(8, 128),) * 4, 131072
-    slots = sized(_spec(gpu="b200"), layers, 2, WEIGHTS, length).slots
-    assert slots == MAX_NUMBERS // (8 * 128 * length) < MAX_SLOTS
+    spec = sized(_spec(gpu="b200", executor=executor), layers, 2, WEIGHTS, length)
+    slots = MAX_NUMBERS // (8 * 128 * length)
+    assert slots < MAX_SLOTS
+    if executor == "bls":
+        assert (spec.slots, spec.cache_gb) == (slots, None)
+    else:
+        assert spec.slots == MAX_SLOTS
+        assert spec.cache_gb is not None
+        assert 0.99 * MAX_NUMBERS < spec.cache_gb * 1e9 / (4 * 2 * 2) < MAX_NUMBERS
 
 
 def test_heads_without_a_kernel_are_refused_before_slots_are_counted() -> None:
@@ -76,6 +89,7 @@ def test_search_of_more_beams_than_the_card_has_slots_for_is_refused(tmp_path: P
     """Regression: the model was built, with fewer slots than beams."""
     checkpoint = make_decoder_checkpoint(tmp_path / "writes", "llama", num_hidden_layers=16)
     options: dict[str, Any] = {"gpu": {"card": "l4", "memory_limit_mb": 1}, "beams": 16}
+    options |= {"serving": {"prefill_tokens": 2048}}  # more than blocks take
     spec = make_spec(model=str(checkpoint), output=tmp_path / "models", target="cuda", precision="fp16", **options)
     with pytest.raises(SpecError, match="a search of 16 beams needs as many slots"):
         build(spec)
@@ -87,18 +101,32 @@ def test_given_slots_and_unknown_cards_are_left_alone() -> None:
         assert sized(spec, LAYERS, 2, WEIGHTS, LENGTH) is spec
 
 
-def test_cards_without_flash_attention_share_blocks_by_default() -> None:
-    on_t4 = _sized(gpu="t4")
-    assert on_t4.cache_gb == pytest.approx(IN_BLOCKS * _free("t4") / 1e9, abs=1e-3)
-    in_slots = [
-        _sized(gpu="t4", executor="bls"),
-        _sized(gpu="t4", triton="24.10"),
-        _sized(gpu="t4", serving={"prefill_tokens": 2048}),
-        _sized(gpu="t4", length=LENGTH * 4),
-        _sized(gpu="l4"),
-    ]
-    assert [spec.cache_gb for spec in in_slots] == [None] * 5
-    assert in_slots[0].slots == int(IN_SLOTS * _free("t4", contexts=0) // OF_TEXT)
+def test_sequences_share_blocks_where_memory_ends_before_slots_do() -> None:
+    """Regression: an L4 decoded four sequences at once, each with memory for the longest text."""
+    for card, share in (("t4", SHARE_BEFORE_FLASH), ("l4", SHARE), ("h100", SHARE)):
+        spec = _sized(gpu=card)
+        assert spec.slots == MAX_SLOTS
+        assert spec.cache_gb == pytest.approx(share * _free(card) / 1e9, abs=1e-3)
+    assert _sized(gpu="t4", length=128).cache_gb, "slots are slow there, however many fit"
+    assert [_sized(gpu="t4", length=LENGTH * 4).cache_gb, _sized(gpu="l4", length=LENGTH * 100).cache_gb] == [None] * 2
+    fast = _sized(gpu="h100", length=2048)
+    assert (fast.slots, fast.cache_gb) == (MAX_SLOTS, None), "slots have faster kernels"
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"executor": "bls"}, "made of slots with --executor bls"),
+        ({"triton": "24.10"}, "the Python of Triton 24.10 gets 1.23.2"),
+        ({"serving": {"prefill_tokens": 2048}}, "prefill_tokens is 2048"),
+    ],
+)
+def test_report_says_why_a_cache_is_in_slots(options: dict[str, Any], reason: str) -> None:
+    engine = CudaDecoding(_spec(gpu="l4", **options)).sized(LAYERS, WEIGHTS, LENGTH)
+    assert engine.spec.cache_gb is None
+    assert reason in "".join(engine.remarks)
+    chosen = CudaDecoding(_spec(gpu="l4", slots=2, **options)).sized(LAYERS, WEIGHTS, LENGTH)
+    assert not chosen.remarks
 
 
 def test_gpus_read_more_of_a_prompt_between_steps_and_leave_cores_alone() -> None:

@@ -192,6 +192,8 @@ def test_paged_feeds_locate_each_row() -> None:
     assert feeds["cumulative_sequence_length"].tolist() == [0, 2, 3]
     assert feeds["past_seqlens"].tolist() == [0, 20]
     assert feeds["block_table"].tolist() == [[4, 0], [2, 7]]
+    wide = feeds_of(replace(ROWS, tables=[[4], [2, 7, 5]]))["block_table"]
+    assert wide.tolist() == [[4, 0, 0, 0], [2, 7, 5, 0]], "a power of two: cuDNN prepares a plan for each width"
     assert feeds["attention_metadata"].tolist() == [2, 21, 21], "the most new tokens, and the most in all, exactly"
     assert {feeds[name].dtype for name in cuda_blocks.TABLES} == {np.dtype(np.int32)}
 
@@ -303,10 +305,10 @@ def test_t4_decodes_from_blocks_by_default_without_bounds(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"executor": "bls"}, "--cache-gb is not for --executor bls"),
+        ({"executor": "bls"}, "--cache-gb: a cache is made of slots with --executor bls"),
         ({"triton": "24.10"}, "is in ONNX Runtime from 1.31.1 on, and the Python of Triton 24.10 gets 1.23.2"),
         ({"gpu": {}}, r"say which card serves, with --gpu \(one of v100, t4, "),
-        ({"serving": {"prefill_tokens": 1025}}, "prefill_tokens 1025: with --cache-gb on a GPU at most 1024"),
+        ({"serving": {"prefill_tokens": 1025}}, "prefill_tokens is 1025, and over blocks it may be 1024 at most"),
         ({"cache_gb": 1e-5}, "raise --cache-gb, or lower --max-length"),
         ({"cache_gb": 100, "gpu": {"card": "l4"}}, "lower --cache-gb"),
     ],

@@ -102,30 +102,34 @@ def refuse_head_sizes(sizes: Collection[int]) -> None:
         )
 
 
-def refuse_blocks(options: BuildSpec, card: str | None) -> None:
-    """Raise SpecError if a cache in blocks has no kernel, or if the card that decides the graph is not named.
-
-    Sources: builder/engines/cuda/blocks.py.
-    """
-    instead = "leave --cache-gb out, and each of --slots sequences has memory of its own"
+def why_no_blocks(options: BuildSpec) -> str | None:
+    """Return why a cache has to be in slots; None if it may be in blocks. Sources: builder/engines/cuda/blocks.py."""
     if options.executor == "bls":
-        raise SpecError(f"--cache-gb is not for --executor bls, where a cache is made of slots: {instead}")
+        return "a cache is made of slots with --executor bls"
     if not runtime_has(PAGED, options.triton, in_process=True):
-        raise SpecError(
-            f"--cache-gb: {PAGED} is in ONNX Runtime from {OPERATOR_NEEDS[PAGED]} on, and the Python of Triton "
-            f"{options.triton} gets {runtime_of(options.triton, in_process=True)}: use a newer --triton, or {instead}"
+        return (
+            f"{PAGED} is in ONNX Runtime from {OPERATOR_NEEDS[PAGED]} on, and the Python of Triton {options.triton} "
+            f"gets {runtime_of(options.triton, in_process=True)}: use a newer --triton"
         )
-    tokens = options.prefill_tokens
-    if tokens > MAX_PREFILL:
-        raise SpecError(
-            f"serving.prefill_tokens {tokens}: with --cache-gb on a GPU at most {MAX_PREFILL}, for an illegal memory "
-            f"access of its attention is known with 2048 (onnxruntime-genai, issue 2583); lower it, or {instead}"
+    if options.prefill_tokens > MAX_PREFILL:
+        return (
+            f"serving.prefill_tokens is {options.prefill_tokens}, and over blocks it may be {MAX_PREFILL} at most, for "
+            "an illegal memory access of their attention is known with 2048 (onnxruntime-genai, issue 2583)"
         )
+    return None
+
+
+def refuse_blocks(options: BuildSpec, card: str | None) -> None:
+    """Raise SpecError if a cache in blocks has no kernel, or if the card that decides the graph is not named."""
+    instead = "or leave --cache-gb out, and each of --slots sequences has memory of its own"
+    reason = why_no_blocks(options)
+    if reason is not None:
+        raise SpecError(f"--cache-gb: {reason}; {instead}")
     if card is None:
         raise SpecError(
             f"--cache-gb: attention over blocks has another graph for cards before compute capability "
             f"{MIN_CAPABILITY}: say which card serves, with --gpu (one of {', '.join(CARDS)}; of another card, the "
-            f"nearest of no more memory), or {instead}"
+            f"nearest of no more memory), {instead}"
         )
 
 

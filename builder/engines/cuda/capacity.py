@@ -5,6 +5,11 @@ each step, with memory efficient attention, the one kernel that they have. Over 
 the blocks where they are, and one with prompts expands the tokens that rows have: blocks are the default there. Source:
 onnxruntime, contrib_ops/cuda/bert/group_query_attention_impl.cu (EfficientAttention) and paged_attention.cc
 (decode_eligible, needs_dense_kv); the wheel of 1.31.1 has the kernel, PagedDecodeSplitKV.
+
+On newer cards either reads the cache where it is, without a copy and without waiting for lengths. For one token a row
+slots have kernels that blocks lack (group_query_attention.cc: XQA, FlashAttention that reads the keys of a group of
+heads once), and cuDNN, from 9.0 on, prepares fewer plans for them (pull request 32493). Blocks hold more sequences,
+whose texts are seldom as long as the longest: they are the default where memory ends before MAX_SLOTS slots do.
 """
 
 from __future__ import annotations
@@ -13,8 +18,8 @@ from collections.abc import Sequence
 
 from builder.common.cards import CARDS
 from builder.common.memory import cache_bytes
-from builder.common.releases import runtime_has, version_tuple
-from builder.engines.cuda import MAX_PREFILL, MIN_CAPABILITY, PAGED
+from builder.common.releases import version_tuple
+from builder.engines.cuda import MIN_CAPABILITY, why_no_blocks
 from builder.engines.gpu import CONTEXT, HEADROOM, SERVER_ON_CARD
 from builder.options import BuildSpec
 from builder.runtime.contract import LayerShape
@@ -22,10 +27,10 @@ from builder.runtime.generation.executors.base import Geometry
 from builder.runtime.generation.executors.cuda import MAX_NUMBERS
 from builder.runtime.generation.executors.onnxruntime_cuda_blocks import block_tokens
 
-MAX_SLOTS = 64
+MAX_SLOTS = 64  # sequences
 # Shares of the memory that weights leave free. The rest is for what a step computes and, with blocks on older cards,
 # for the expanded keys and values of a layer.
-IN_SLOTS, IN_BLOCKS = 0.8, 0.5
+SHARE, SHARE_BEFORE_FLASH = 0.8, 0.5
 
 
 def card_of(spec: BuildSpec) -> tuple[str, float] | None:
@@ -42,20 +47,28 @@ def is_before_flash(card: str) -> bool:
 
 
 def sized(spec: BuildSpec, layers: Sequence[LayerShape], width: int, weights: int, length: int) -> BuildSpec:
-    """Return `spec` with --slots or, on cards before 8.0, --cache-gb by the memory of the card, if neither is given.
+    """Return `spec` with --slots and, over blocks, --cache-gb by the memory of the card, if neither is given.
 
     `width`: bytes of a number of the cache; `weights`: bytes as served; `length`: tokens of the longest text.
     """
-    card, in_process = card_of(spec), spec.executor == "in-process"
-    if card is None or spec.cache_gb is not None or "slots" in spec.model_fields_set:
+    card = card_of(spec)
+    if card is None or not is_open(spec):
         return spec
     name, memory = card
     limit = spec.gpu.memory_limit_mb
-    free = HEADROOM * memory - SERVER_ON_CARD - (CONTEXT if in_process else 0)
+    free = HEADROOM * memory - SERVER_ON_CARD - (CONTEXT if spec.executor == "in-process" else 0)
     free = min(free, free if limit is None else limit * 2.0**20) - weights
     of_text, block = cache_bytes(layers, 1, length, width), block_tokens(Geometry.pairs(layers))
-    has_blocks = in_process and runtime_has(PAGED, spec.triton, in_process) and spec.prefill_tokens <= MAX_PREFILL
-    if is_before_flash(name) and has_blocks and IN_BLOCKS * free > cache_bytes(layers, 1, length + block, width):
-        return spec.model_copy(update={"cache_gb": round(IN_BLOCKS * free / 1e9, 6)})
-    creatable = MAX_NUMBERS // (length * max(layer.heads * layer.size for layer in layers))
-    return spec.model_copy(update={"slots": max(1, min(MAX_SLOTS, creatable, int(IN_SLOTS * free // of_text)))})
+    largest = max(layer.heads * layer.size for layer in layers)
+    slots = min(MAX_SLOTS, MAX_NUMBERS // (length * largest), int(SHARE * free // of_text))
+    if why_no_blocks(spec) is None and (slots < MAX_SLOTS or is_before_flash(name)):
+        share = SHARE_BEFORE_FLASH if is_before_flash(name) else SHARE
+        size = min(share * free, cache_bytes(layers, MAX_NUMBERS // (block * largest), block, width))
+        if size > cache_bytes(layers, 1, length + block, width):
+            return spec.model_copy(update={"slots": MAX_SLOTS, "cache_gb": round(size / 1e9, 6)})
+    return spec.model_copy(update={"slots": max(1, slots)})
+
+
+def is_open(spec: BuildSpec) -> bool:
+    """Return True if the size of the cache is left to the card."""
+    return spec.cache_gb is None and "slots" not in spec.model_fields_set

@@ -9,7 +9,7 @@ emitted, its tables and all.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -23,10 +23,11 @@ from builder.engines.cuda import (
     refuse_head_sizes,
     refuse_wheel,
     refuse_windows,
+    why_no_blocks,
     without_kernel,
 )
 from builder.engines.cuda.blocks import page_attention
-from builder.engines.cuda.capacity import card_of, is_before_flash, sized
+from builder.engines.cuda.capacity import card_of, is_before_flash, is_open, sized
 from builder.engines.cuda.eight_bit import CudaEightBit, product_entries
 from builder.engines.cuda.on_cpu import on_cpu
 from builder.engines.decoding import Executors, Lowered, free_executors
@@ -56,7 +57,12 @@ JUDGED = (
 SMALLER = {"fp16": 2, "bf16": 2, "int8-weights": 4, "int4-weights": 8}  # than fp32: the scales of a block come on top
 
 
+@dataclass(frozen=True)
 class CudaDecoding(OnnxRuntimeDecoding):
+    """`in_slots`: why its cache is not in blocks, where that was left to the build."""
+
+    in_slots: str | None = None
+
     keeps_states: ClassVar[bool] = False
     takes_adapters: ClassVar[bool] = False
     returns_hidden_states: ClassVar[bool] = False
@@ -91,7 +97,8 @@ class CudaDecoding(OnnxRuntimeDecoding):
     def sized(self, layers: Sequence[LayerShape], weights: int, length: int) -> CudaDecoding:
         refuse_head_sizes({shape.size for shape in layers})
         served = round(weights / 4 * BYTES_PER_WEIGHT[self.spec.precision])
-        return CudaDecoding(sized(self.spec, layers, BYTES[self.cache_type], served, length))
+        reason = why_no_blocks(self.spec) if self._card is not None and is_open(self.spec) else None
+        return CudaDecoding(sized(self.spec, layers, BYTES[self.cache_type], served, length), reason)
 
     def plan_memory(self, layers: Sequence[LayerShape], weights: int, length: int) -> ReservedMemory:
         """Plan the card's memory, beside the least that the weights will take; with --cache-gb, whole blocks."""
@@ -118,7 +125,9 @@ class CudaDecoding(OnnxRuntimeDecoding):
 
     @property
     def remarks(self) -> Sequence[str]:
-        return (JUDGED,) if self._in_blocks else ()
+        if self._in_blocks:
+            return (JUDGED,)
+        return () if self.in_slots is None else (f"its cache is in slots: {self.in_slots}",)
 
     @property
     def _has_sparse_experts(self) -> bool:

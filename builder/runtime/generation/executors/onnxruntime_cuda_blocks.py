@@ -118,8 +118,12 @@ def cache_name(kind: str, layer: int, after: str = "") -> str:
 
 
 def feeds_of(rows: PagedRows) -> "dict[str, np.ndarray]":
-    """Return the inputs of a call, without the caches. Tables shorter than the longest end with block 0, unread."""
-    table = np.zeros((len(rows.tables), max(map(len, rows.tables))), np.int32)
+    """Return the inputs of a call, without the caches. Tables end with block 0, unread.
+
+    Their width is a power of two: cuDNN, which reads them from compute capability 9.0 on, prepares a plan for each
+    width (onnxruntime, pull request 32493).
+    """
+    table = np.zeros((len(rows.tables), 1 << (max(map(len, rows.tables)) - 1).bit_length()), np.int32)
     for row, blocks in enumerate(rows.tables):
         table[row, : len(blocks)] = blocks
     return {
