@@ -26,6 +26,10 @@ MAX_ATTEMPTS = 3  # servers that a request is sent to, since it may be what make
 log = logging.getLogger(__name__)
 
 
+class LoadedElsewhere(Exception):
+    """The model of a request that waits for its load has been loaded on another server, which is to answer."""
+
+
 @dataclass
 class Attempts:
     """Servers that failed to answer one request.
@@ -99,6 +103,10 @@ class FleetBackend(Backend):
                             running.advance()
                             yield outputs
                 return
+            except LoadedElsewhere:
+                version, holders = await self._candidates(model, attempts)
+                if not holders:
+                    raise self._not_loaded(model, version) from None
             except ApiError as error:
                 self._record_failure(server, model, error)
                 attempts.add(server, version, error)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from functools import lru_cache
 from random import Random
 
+from tritonclient.grpc import service_pb2
+
+from builder.serving.gateway.backend import Metadata, StreamFunction
 from builder.serving.gateway.background import start_task
 from builder.serving.gateway.errors import ApiError
-from builder.serving.gateway.fleet.backend import RETRYABLE, Attempts, FleetBackend
+from builder.serving.gateway.fleet.backend import RETRYABLE, Attempts, FleetBackend, LoadedElsewhere
 from builder.serving.gateway.fleet.fleet_server import FleetServer
 from builder.serving.gateway.fleet.members import FleetMembers
 from builder.serving.gateway.fleet.on_demand_server import OnDemandServer
@@ -27,8 +31,10 @@ from builder.serving.gateway.fleet.placement import (
 from builder.serving.gateway.fleet.request_work import RequestWork
 from builder.serving.gateway.fleet.routing import BATCHED_TOKENS, load_of
 from builder.serving.gateway.residency.repository_models import RepositoryModels, Stamp
+from builder.serving.gateway.tensors import Outputs
 
 LOAD_ERRORS = ("no_room", "model_failed")
+WAIT_CHECK_INTERVAL_S = 0.1  # of a request that waits for a load, until other servers are looked at again
 COPY_PAUSE_S = 1.0  # after a copy of a model, until its servers are looked at again
 IDLE_COPIES_INTERVAL_S = 5.0
 FIRST_SERVERS = 8  # of a model's order, which are remembered: the candidates are among them unless many are away
@@ -51,6 +57,46 @@ class OnDemandFleetBackend(FleetBackend):
         self.copying: dict[str, list[OnDemandServer | None]] = {}  # servers that load a copy; None: it has none yet
         self.has_no_place: set[str] = set()  # models that no server may load a copy of, until COPY_PAUSE_S later
         self.first_servers = lru_cache(MAX_MODELS)(self._order)
+
+    def _answers(
+        self,
+        request: service_pb2.ModelInferRequest,
+        metadata: Metadata,
+        work: RequestWork,
+        send_to: Callable[[FleetServer], StreamFunction],
+    ) -> AsyncGenerator[Outputs, None]:
+        def send_if_first(server: FleetServer) -> StreamFunction:
+            is_loaded, send = server.has_loaded(request.model_name), send_to(server)
+            return send if is_loaded else self._while_first(_on_demand(server), send)
+
+        return super()._answers(request, metadata, work, send_if_first)
+
+    def _while_first(self, server: OnDemandServer, send: StreamFunction) -> StreamFunction:
+        """Return `send`, which raises LoadedElsewhere while it waits for a model that another server has loaded."""
+
+        async def stream(request: service_pb2.ModelInferRequest, metadata: Metadata) -> AsyncGenerator[Outputs, None]:
+            async with aclosing(send(request, metadata)) as answers:
+                first = asyncio.ensure_future(anext(answers, None))
+                try:
+                    while not (await asyncio.wait({first}, timeout=WAIT_CHECK_INTERVAL_S))[0]:
+                        if self._is_loaded_beside(server, request.model_name):
+                            raise LoadedElsewhere
+                finally:
+                    first.cancel()
+                    await asyncio.gather(first, return_exceptions=True)
+                outputs = first.result()
+                while outputs is not None:
+                    yield outputs
+                    outputs = await anext(answers, None)
+
+        return stream
+
+    def _is_loaded_beside(self, server: OnDemandServer, model: str) -> bool:
+        """Return True if another healthy server has loaded what `server` is loading."""
+        if not server.is_loading(model):
+            return False
+        now, stamp = self.members.now(), server.residents.models[model].stamp
+        return any(other.has_loaded_as(model, stamp) and other.is_healthy(model, now) for other in self._holders(model))
 
     async def _candidates(self, model: str, attempts: Attempts) -> tuple[str, list[FleetServer]]:
         """Return the servers that have a model, or the one that is to load it.

@@ -8,7 +8,7 @@ from builder.serving.gateway.fleet.holders import ModelHolders
 from builder.serving.gateway.fleet.members import Connect
 from builder.serving.gateway.metrics import LoadingMetrics
 from builder.serving.gateway.residency.backend import OnDemandBackend, on_demand_backend
-from builder.serving.gateway.residency.repository_models import RepositoryModels
+from builder.serving.gateway.residency.repository_models import RepositoryModels, Stamp
 from builder.serving.gateway.residency.resident_model import State
 from builder.serving.gateway.settings import OnDemandSettings
 from builder.serving.gateway.triton import Triton
@@ -37,6 +37,11 @@ class OnDemandServer(FleetServer):
         if resident is not None:
             return resident.state is State.READY
         return model in self.versions and not any(other.name == model for other in self.residents.budget.unloading)
+
+    def has_loaded_as(self, model: str, stamp: Stamp | None) -> bool:
+        """Return True if a model is loaded with the configuration of `stamp`."""
+        resident = self.residents.models.get(model)
+        return resident is not None and resident.state is State.READY and resident.stamp == stamp
 
     def is_loading(self, model: str) -> bool:
         resident = self.residents.models.get(model)

@@ -173,6 +173,30 @@ def test_cold_model_gets_a_copy_for_each_batch_that_waits(tmp_path: Path) -> Non
     run(fleet, scenario)
 
 
+def test_requests_that_wait_move_to_the_server_that_loads_first(tmp_path: Path) -> None:
+    """Regression: they waited for the server that was chosen first, however long its load took."""
+    make_models(tmp_path, "embeds-a")
+    fleet = OnDemandFleet(tmp_path, [f"10.0.1.{number}:8001" for number in range(6)])
+
+    async def scenario() -> None:
+        first = ranked("embeds-a", list(fleet.members.servers.values()))[0]
+        hangs, may_load = asyncio.Event(), asyncio.Event()
+        for triton in fleet.tritons.values():
+            triton.may_load = may_load
+        fleet.tritons[first.name].may_load = hangs
+        batch = "x" * BYTES_PER_TOKEN * BATCHED_TOKENS
+        asking = asyncio.gather(*(fleet.embed("embeds-a", batch) for _ in range(12)))
+        await until(lambda: sum(server.requests for server in fleet.members.servers.values()) == 12)
+        assert first.requests
+        may_load.set()
+        assert {answer.status for answer in await asking} == {200}
+        assert fleet.backend.budget.left == 100.0, "it is no retry"
+        hangs.set()
+        await until(lambda: fleet.loaded("embeds-a") > 2)
+
+    run(fleet, scenario)
+
+
 def test_copy_that_does_not_load_is_logged_and_delays_the_next(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
