@@ -62,6 +62,13 @@ def parser() -> argparse.ArgumentParser:
         help="requests of one encoder at once, and with --load-on-demand those that wait for one model to be loaded; "
         "further ones get 429 (default 256)",
     )
+    add(
+        "--hedge",
+        type=_percentile,
+        metavar="PERCENTILE",
+        help="with several Tritons: send a request that is answered once to a second one too if it takes longer than "
+        "this percentile of its model's recent answers, such as 95; the first answer counts (default: never)",
+    )
     add("--timeout", type=count, default=600, metavar="S", help="seconds that a request may take (default 600)")
     add(
         "--drain",
@@ -103,6 +110,12 @@ def parser() -> argparse.ArgumentParser:
         "caches of models that generate are, which endpoint pickers ask of one address",
     )
     return arguments
+
+
+def _percentile(text: str) -> int:
+    if not text.isdecimal() or not 50 <= int(text) <= 99:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 50 to 99")
+    return int(text)
 
 
 def _address(text: str) -> str:
@@ -152,6 +165,7 @@ def run(options: argparse.Namespace) -> int:
         tokens_per_minute=options.tokens_per_minute,
         max_body=options.max_body_mb << 20,
         max_waiting=options.max_waiting,
+        hedge_percentile=options.hedge,
         timeout_s=options.timeout,
         drain_s=options.drain,
         cors=tuple(options.cors),
@@ -173,6 +187,8 @@ def _triton(options: argparse.Namespace) -> str:
 
     url = ",".join(options.url or [DEFAULT_URL])
     if not is_fleet(url):
+        if options.hedge is not None:
+            raise SpecError(f"--hedge sends requests to a second Triton, and --url names one ({url}); name several")
         return url
     parse_targets(url)
     if options.load_on_demand and options.memory_gb is None:

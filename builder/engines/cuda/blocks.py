@@ -15,6 +15,7 @@ Facts about the operator and their sources in ONNX Runtime (under onnxruntime/co
     since 1.23, on CUDA alone, a cache of fp16 and bf16        docs/OperatorKernels.md of the releases
     `attention_metadata`, a table that is checked              1.31.1's own schema; cuda/bert/paged_attention.cc
     FlashAttention, from compute capability 8.0 on             cuda/bert/flash_attention/flash_api.h, is_supported
+    cuDNN for a token a row, from 9.0 on                       pull request 32493; the wheel names CudnnPagedAttention
     older cards: a scalar kernel for a token a row, else all   cuda/bert/paged_attention.cc, decode_eligible,
     keys are gathered, with bounds rows x the longest of them  needs_dense_kv, needs_readback
     head sizes: multiples of 8 up to 256                       cpu/bert/paged_attention_helper.h; flash_api.h

@@ -76,6 +76,7 @@ class GatewaySettings:
     tokens_per_minute: int | None = None
     max_body: int = 8 << 20
     max_waiting: int = 256  # requests of one model that answers once; further ones get 429
+    hedge_percentile: int | None = None  # of recent answers, after which a request goes to a second Triton; None: never
     timeout_s: float = 600.0  # of one request, from its first byte to its last
     body_timeout_s: float = 30.0
     drain_s: float = 60.0  # time for running requests after the signal to stop

@@ -12,6 +12,7 @@ from builder.serving.gateway.access_log import AccessLog
 from builder.serving.gateway.app import make_app
 from builder.serving.gateway.fleet.backend import FleetBackend
 from builder.serving.gateway.fleet.catalogue import FleetCatalogue
+from builder.serving.gateway.fleet.hedging import AnswerTimes
 from builder.serving.gateway.fleet.members import FleetMembers
 from builder.serving.gateway.fleet.metrics import FleetMetrics
 from builder.serving.gateway.fleet.on_demand import OnDemandFleetBackend
@@ -38,6 +39,8 @@ async def fleet_app(settings: GatewaySettings, log: TextIO | None = sys.stdout) 
         backend = OnDemandFleetBackend(members, models)
         app = make_app(settings, backend, log, models=models, metrics=metrics)
         watches = [members.watch(), backend.watch()]
+    if settings.hedge_percentile is not None:
+        members.answer_times = AnswerTimes(settings.hedge_percentile)
     await members.update()
     watching = [asyncio.ensure_future(watch) for watch in watches]
     try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import math
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -13,6 +15,7 @@ from tritonclient.grpc import service_pb2
 from builder.serving.gateway.backend import Backend, Metadata, StreamFunction, as_stream
 from builder.serving.gateway.errors import ApiError, unavailable
 from builder.serving.gateway.fleet.fleet_server import FleetServer
+from builder.serving.gateway.fleet.hedging import AnswerTimes
 from builder.serving.gateway.fleet.members import FleetMembers
 from builder.serving.gateway.fleet.request_work import RequestWork, encoding_work, generation_work
 from builder.serving.gateway.fleet.retry_budget import RetryBudget
@@ -35,13 +38,15 @@ class Attempts:
     """Servers that failed to answer one request.
 
     `requested`: the version that the client named; `version`: the one that they were asked for. Both may be empty.
-    `error`: that of the last server.
+    `error`: that of the last server; `limit`: servers that it is sent to; `asked`: the one that is to answer now.
     """
 
     requested: str
     version: str = ""
     tried: list[FleetServer] = field(default_factory=list)
     error: ApiError | None = None
+    limit: int = MAX_ATTEMPTS
+    asked: FleetServer | None = None
 
     def add(self, server: FleetServer, version: str, error: ApiError) -> None:
         self.tried.append(server)
@@ -66,23 +71,72 @@ class FleetBackend(Backend):
         return bool(self.members.accepting())
 
     async def infer(self, request: service_pb2.ModelInferRequest, metadata: Metadata = ()) -> Outputs:
-        work = encoding_work(request)
-        async with aclosing(self._answers(request, metadata, work, _send_once)) as answers:
-            return await anext(answers)
+        work, attempts = encoding_work(request), Attempts(request.model_version)
+        self.budget.add_request(self.members.now())
+        times = self.members.answer_times
+        if times is None:
+            return await self._infer(request, metadata, work, attempts)
+        return await self._infer_hedged(request, metadata, work, attempts, times)
 
     def stream(self, request: service_pb2.ModelInferRequest, metadata: Metadata = ()) -> AsyncGenerator[Outputs, None]:
-        return self._answers(request, metadata, generation_work(request), _send_stream)
+        self.budget.add_request(self.members.now())
+        attempts = Attempts(request.model_version)
+        return self._answers(request, metadata, generation_work(request), attempts, _send_stream)
+
+    async def _infer(
+        self, request: service_pb2.ModelInferRequest, metadata: Metadata, work: RequestWork, attempts: Attempts
+    ) -> Outputs:
+        async with aclosing(self._answers(request, metadata, work, attempts, _send_once)) as answers:
+            return await anext(answers)
+
+    async def _infer_hedged(
+        self,
+        request: service_pb2.ModelInferRequest,
+        metadata: Metadata,
+        work: RequestWork,
+        attempts: Attempts,
+        times: AnswerTimes,
+    ) -> Outputs:
+        """Return the first answer of a server and, where it takes unusually long, of a second one."""
+        model, began = request.model_name, self.members.now()
+        after_s = times.hedge_after_s(model, work.tokens)
+        calls = [asyncio.ensure_future(self._infer(request, metadata, work, attempts))]
+        try:
+            await asyncio.wait(calls, timeout=None if after_s == math.inf else after_s)
+            if not calls[0].done() and (asked := attempts.asked) is not None and self._may_hedge(model, asked):
+                copy = service_pb2.ModelInferRequest()
+                copy.CopyFrom(request)
+                copy.model_version = attempts.requested
+                second = Attempts(attempts.requested, attempts.version, [asked], limit=2)
+                calls.append(asyncio.ensure_future(self._infer(copy, metadata, work, second)))
+                self.members.metrics.hedges.labels(asked.name).inc()
+            answered = await _first_success(calls)
+        finally:
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+        if answered is not calls[0] and not answered.exception():
+            self.members.metrics.hedge_wins.inc()
+        times.record(model, work.tokens, self.members.now() - began)
+        return answered.result()
+
+    def _may_hedge(self, model: str, asked: FleetServer) -> bool:
+        """Return True if a server other than `asked` has loaded a model, and the budget allows to ask it."""
+        now = self.members.now()
+        others = [other for other in self.members.accepting_with(model) if other is not asked]
+        has_other = any(other.has_loaded(model) and other.is_healthy(model, now) for other in others)
+        return has_other and self._take_retry()
 
     async def _answers(
         self,
         request: service_pb2.ModelInferRequest,
         metadata: Metadata,
         work: RequestWork,
+        attempts: Attempts,
         send_to: Callable[[FleetServer], StreamFunction],
     ) -> AsyncGenerator[Outputs, None]:
         """Yield the answers of one server. A request whose answer has started is not sent again."""
-        model, attempts = request.model_name, Attempts(request.model_version)
-        self.budget.add_request(self.members.now())
+        model = request.model_name
         version, holders = await self._candidates(model, attempts)
         if not holders:
             raise self._not_loaded(model, version)
@@ -90,7 +144,7 @@ class FleetBackend(Backend):
             server, has_started = self._choose(model, holders, work), False
             meter = server.slowness_meter if server.has_loaded(model) else None
             sent = self.members.now()
-            request.model_version = version
+            request.model_version, attempts.asked = version, server
             try:
                 with server.running(work) as running:
                     async with aclosing(send_to(server)(request, metadata)) as answers:
@@ -110,7 +164,7 @@ class FleetBackend(Backend):
             except ApiError as error:
                 self._record_failure(server, model, error)
                 attempts.add(server, version, error)
-                if has_started or len(attempts.tried) >= MAX_ATTEMPTS or error.code not in self.retryable:
+                if has_started or len(attempts.tried) >= attempts.limit or error.code not in self.retryable:
                     raise
                 version, holders = await self._candidates(model, attempts)
                 if not holders or not self._may_retry(model, error, holders):
@@ -143,6 +197,9 @@ class FleetBackend(Backend):
 
     def _may_retry(self, model: str, error: ApiError, holders: Sequence[FleetServer]) -> bool:
         """Return True if the budget allows to ask one of `holders` after an error."""
+        return self._take_retry()
+
+    def _take_retry(self) -> bool:
         is_allowed = self.budget.take_retry(self.members.now())
         if not is_allowed:
             self.members.metrics.refused_retries.inc()
@@ -154,6 +211,17 @@ class FleetBackend(Backend):
             return self.members.unavailable()
         what = f"version {version} of {model}" if version else model
         return unavailable(f"no Triton that takes requests has {what} loaded: {self.members.describe()}")
+
+
+async def _first_success(calls: Sequence[asyncio.Future[Outputs]]) -> asyncio.Future[Outputs]:
+    """Return the first call that succeeds; the first one if all fail."""
+    running = set(calls)
+    while running:
+        done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        for call in calls:
+            if call in done and not call.exception():
+                return call
+    return calls[0]
 
 
 def _send_once(server: FleetServer) -> StreamFunction:

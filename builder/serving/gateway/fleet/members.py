@@ -11,6 +11,7 @@ from typing import Any
 from builder.serving.gateway.background import start_task
 from builder.serving.gateway.errors import ApiError, unavailable
 from builder.serving.gateway.fleet.fleet_server import FleetServer
+from builder.serving.gateway.fleet.hedging import AnswerTimes
 from builder.serving.gateway.fleet.holders import ModelHolders
 from builder.serving.gateway.fleet.metrics import FleetMetrics
 from builder.serving.gateway.fleet.slowness import UsualPaces
@@ -48,6 +49,7 @@ class FleetMembers:
         self.joined = 0  # servers so far; a change tells that there are new ones
         self.holders = ModelHolders[FleetServer]()
         self.usual_paces = UsualPaces()
+        self.answer_times: AnswerTimes | None = None  # None: no request is sent to two servers
         self.addresses: dict[Target, Sequence[str]] = {}  # of each target, as it was resolved last
         self.background: set[asyncio.Task[None]] = set()  # checks, and servers that are closed
 
@@ -99,7 +101,9 @@ class FleetMembers:
         """Remove the drained servers and check all others, but those whose last check still runs."""
         self._remove_drained()
         await asyncio.gather(*(_check(server) for server in self.servers.values() if not server.is_checking))
-        self.usual_paces.keep_only(self.holders.servers)
+        for times in (self.usual_paces, self.answer_times):
+            if times is not None:
+                times.keep_only(self.holders.servers)
 
     async def _start_check(self) -> None:
         """Start a check without waiting for it, since a server may hang."""

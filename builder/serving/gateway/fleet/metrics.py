@@ -28,6 +28,10 @@ class FleetMetrics:
         self.models = gauge("server_models", "Models that the server has loaded")
         self.ejections = counter("server_ejections", "Times that failed requests ejected the server, or a model on it")
         self.retries = counter("server_retries", "Requests that failed on the server and were sent to another")
+        self.hedges = counter(
+            "server_hedges", "Requests that it did not answer in time, and that a second one was sent"
+        )
+        self.hedge_wins = counter("hedge_wins", "Requests that the second server answered first", ())
         self.refused_retries = counter("refused_retries", "Requests not sent again, for lack of a budget", ())
 
     def add(self, server: FleetServer) -> None:
@@ -37,10 +41,10 @@ class FleetMetrics:
         self.work.labels(server.name).set_function(lambda: server.work)
         self.slowness.labels(server.name).set_function(lambda: server.slowness)
         self.models.labels(server.name).set_function(lambda: len(server.versions))
-        for metric in (self.ejections, self.retries):
+        for metric in (self.ejections, self.retries, self.hedges):
             metric.labels(server.name)
 
     def remove(self, server: FleetServer) -> None:
         gauges = (self.accepting, self.requests, self.work, self.slowness, self.models)
-        for metric in (*gauges, self.ejections, self.retries):
+        for metric in (*gauges, self.ejections, self.retries, self.hedges):
             metric.remove(server.name)

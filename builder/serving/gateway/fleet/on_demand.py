@@ -63,13 +63,14 @@ class OnDemandFleetBackend(FleetBackend):
         request: service_pb2.ModelInferRequest,
         metadata: Metadata,
         work: RequestWork,
+        attempts: Attempts,
         send_to: Callable[[FleetServer], StreamFunction],
     ) -> AsyncGenerator[Outputs, None]:
         def send_if_first(server: FleetServer) -> StreamFunction:
             is_loaded, send = server.has_loaded(request.model_name), send_to(server)
             return send if is_loaded else self._while_first(_on_demand(server), send)
 
-        return super()._answers(request, metadata, work, send_if_first)
+        return super()._answers(request, metadata, work, attempts, send_if_first)
 
     def _while_first(self, server: OnDemandServer, send: StreamFunction) -> StreamFunction:
         """Return `send`, which raises LoadedElsewhere while it waits for a model that another server has loaded."""

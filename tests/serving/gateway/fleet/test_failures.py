@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from builder.serving.gateway.fleet.health import FAILURES, MAX_EJECTION_S, Health
+from builder.serving.gateway.fleet.hedging import MIN_ANSWERS, RECENT_ANSWERS, AnswerTimes
 from builder.serving.gateway.fleet.retry_budget import RESERVE, RESERVE_PER_S, RETRY_SHARE, RetryBudget
 
 
@@ -29,6 +32,20 @@ def test_ejections_grow_while_the_failures_continue() -> None:
     now += 100
     assert [health.record_failure(now) for _ in range(FAILURES)][-1]
     assert health.backoff.due == now + 1
+
+
+def test_request_is_sent_again_after_a_percentile_of_recent_answers() -> None:
+    times = AnswerTimes(90)
+    for number in range(MIN_ANSWERS):
+        assert times.hedge_after_s("embeds", 100) == math.inf
+        times.record("embeds", 100, 1.0 + number)
+    assert times.hedge_after_s("embeds", 100) == 1.0 + 0.9 * MIN_ANSWERS
+    assert times.hedge_after_s("embeds", 10_000) == math.inf, "long requests take longer"
+    for _ in range(RECENT_ANSWERS):
+        times.record("embeds", 100, 0.5)
+    assert times.hedge_after_s("embeds", 100) == 0.5
+    times.keep_only(set())
+    assert times.hedge_after_s("embeds", 100) == math.inf
 
 
 def test_retries_are_a_share_of_the_requests() -> None:

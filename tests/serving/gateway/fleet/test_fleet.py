@@ -9,13 +9,17 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from builder.serving.gateway.app import make_app
 from builder.serving.gateway.errors import ApiError
 from builder.serving.gateway.fleet import members as members_module
-from builder.serving.gateway.fleet.backend import MAX_ATTEMPTS
+from builder.serving.gateway.fleet.backend import MAX_ATTEMPTS, FleetBackend
 from builder.serving.gateway.fleet.catalogue import FleetCatalogue
+from builder.serving.gateway.fleet.hedging import MIN_ANSWERS, AnswerTimes
 from builder.serving.gateway.fleet.targets import Target
+from builder.serving.gateway.settings import GatewaySettings
 from tests.serving.gateway.asgi import Answer, ask
 from tests.serving.gateway.fleet.servers import Fleet, FleetTriton, fleet
+from tests.serving.gateway.on_demand import until
 from tests.serving.gateway.requests import CHAT
 
 EMBEDDING = {"model": "embeds", "input": "abc"}
@@ -99,6 +103,35 @@ def test_killed_server_fails_no_request() -> None:
         text = (await ask(running.app, "/metrics")).pieces[0].decode()
         assert f'server_ejections_total{{server="{running.addresses[0]}"}} 1.0' in text
         assert f'server_requests{{server="{running.addresses[0]}"}} 0.0' in text
+
+    run_fleet(scenario, FleetTriton(), FleetTriton(), now=time.monotonic)
+
+
+def test_request_that_takes_long_is_sent_to_a_second_server() -> None:
+    async def scenario(running: Fleet) -> None:
+        (slow, other), (name, _) = running.tritons, running.addresses
+        backend, running.members.answer_times = FleetBackend(running.members), AnswerTimes(95)
+        running.app = make_app(GatewaySettings(), backend, None, models=running.models)
+        for _ in range(MIN_ANSWERS):
+            assert (await embed(running)).status == 200
+        running.members.servers[running.addresses[1]].work += 100_000  # so that the slow one is chosen
+        slow.open.clear()
+        hedges = running.members.metrics.hedges.labels(name)._value
+        before, seen = hedges.get(), len(other.answered)
+        assert (await embed(running)).status == 200
+        assert (hedges.get(), len(other.answered)) == (before + 1, seen + 1)
+        assert running.members.metrics.hedge_wins._value.get() > 0
+        assert running.members.servers[name].requests == 0, "the other call was cancelled"
+
+        backend.budget.left = -1000.0
+        waiting = asyncio.ensure_future(embed(running))
+        await until(lambda: running.members.metrics.refused_retries._value.get() == 1)
+        stream = asyncio.ensure_future(ask(running.app, "/v1/chat/completions", {**CHAT, "stream": True}))
+        await until(lambda: ("writes", "1") in slow.requests)
+        slow.open.set()
+        assert (await waiting).status == 200
+        assert (await stream).events[-1] == "[DONE]"
+        assert len(other.answered) == seen + 1, "neither without a budget nor for streams"
 
     run_fleet(scenario, FleetTriton(), FleetTriton(), now=time.monotonic)
 

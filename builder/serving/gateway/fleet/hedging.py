@@ -1,0 +1,39 @@
+"""Decide when a request is sent to a second server, by the times of a model's recent answers. Has no clock."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Container
+
+RECENT_ANSWERS = 100  # of requests of about the same length to one model
+MIN_ANSWERS = 20  # until there are as many, no request is sent twice
+
+
+class AnswerTimes:
+    """Times of the last answers of each model; requests with up to four times the tokens are of one kind."""
+
+    def __init__(self, percentile: int) -> None:
+        self.percentile = percentile
+        self.models: dict[str, dict[int, deque[float]]] = {}
+
+    def record(self, model: str, tokens: int, seconds: float) -> None:
+        """Record an answer to a request of so many tokens."""
+        kinds = self.models.setdefault(model, {})
+        kinds.setdefault(_kind(tokens), deque(maxlen=RECENT_ANSWERS)).append(seconds)
+
+    def hedge_after_s(self, model: str, tokens: int) -> float:
+        """Return after how long a request is sent again: the percentile of recent times; infinite with too few."""
+        times = self.models.get(model, {}).get(_kind(tokens), ())
+        if len(times) < MIN_ANSWERS:
+            return math.inf
+        return sorted(times)[min(len(times) - 1, len(times) * self.percentile // 100)]
+
+    def keep_only(self, models: Container[str]) -> None:
+        """Forget all other models."""
+        for model in [model for model in self.models if model not in models]:
+            del self.models[model]
+
+
+def _kind(tokens: int) -> int:
+    return tokens.bit_length() // 2
