@@ -33,8 +33,8 @@ def parser() -> argparse.ArgumentParser:
         "--url",
         action="append",
         metavar="HOST:PORT",
-        help="gRPC address of Triton; several are separated by commas or given one by one, and dns:///NAME:PORT stands "
-        f"for all addresses of a name, which are followed (default {DEFAULT_URL})",
+        help="gRPC address of Triton; several are separated by commas or given one by one; dns:///NAME:PORT stands for "
+        f"all addresses of a name and file:///PATH for those in a file, which are followed (default {DEFAULT_URL})",
     )
     add("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
     add("--port", type=tcp_port, default=DEFAULT_PORT, help=f"default {DEFAULT_PORT}")

@@ -49,20 +49,14 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--ray",
         action="store_true",
-        help="replicas on a Ray cluster, behind --openai-port: the cluster of the variable RAY_ADDRESS, or one of "
-        "this machine alone; needs the extra ray",
+        help="Tritons on a Ray cluster, behind --openai-port: the cluster of the variable RAY_ADDRESS, or one of this "
+        "machine alone; needs the extra ray",
     )
     add(
         "--replicas",
         type=_range,
         metavar="N:M",
         help="on Ray: N replicas, or from N to M as the load asks for (default 1)",
-    )
-    add(
-        "--models-per-replica",
-        type=count,
-        metavar="N",
-        help="on Ray: models loaded at once; those used last stay (default 8)",
     )
     add("--verify-key", type=Path, metavar="FILE", help=f"serve only what was signed: {VERIFY_KEY_HELP}")
     add("--strict", action="store_true", help="serve all models or none (default: those that load)")
@@ -76,14 +70,14 @@ def _range(text: str) -> tuple[int, int]:
 
 
 def run(options: argparse.Namespace) -> int:
-    if options.ray:
-        return _run_on_ray(options)
-    if options.replicas or options.models_per_replica:
-        raise SpecError("--replicas and --models-per-replica are of --ray; give that too")
     if options.load_on_demand and options.openai_port is None:
         raise SpecError("--load-on-demand needs the gateway, which loads the models: --openai-port PORT")
     if not options.load_on_demand and (options.memory_gb is not None or options.pin):
         raise SpecError("--memory-gb and --pin say what --load-on-demand loads; give that too")
+    if options.ray:
+        return _run_on_ray(options)
+    if options.replicas:
+        raise SpecError("--replicas is of --ray; give that too")
     ports = Ports(options.http_port, options.grpc_port, options.metrics_port)
     echo = (lambda line: print(line, file=sys.stderr, flush=True)) if options.verbose else None
     if options.openai_port in vars(ports).values():
@@ -101,20 +95,22 @@ def _run_on_ray(options: argparse.Namespace) -> int:
     """Serve until Ctrl-C. Raises BuilderError."""
     from builder.clusters.ray.cluster import cluster_address, connected, read_options, serving
 
-    if options.openai_port is None or options.load_on_demand or options.strict or options.verify_key:
+    if options.openai_port is None or options.strict or options.verify_key:
         raise SpecError(
-            "--ray needs --openai-port, where clients ask, and loads models as they are asked for: leave out "
-            "--load-on-demand, --strict and --verify-key (verify first: build-repo verify)"
+            "--ray needs --openai-port, where clients ask, and serves the models that load: leave out --strict and "
+            "--verify-key (verify first: build-repo verify)"
         )
+    if options.load_on_demand and options.memory_gb is None:
+        raise SpecError("--load-on-demand with --ray needs the memory that each Triton may take: --memory-gb N")
+    refuse_taken_ports(options.host, {"openai": options.openai_port})
     least, most = options.replicas or (1, 1)
     settings = {"repository": str(options.repository.resolve()), "min_replicas": least, "max_replicas": most}
-    if options.models_per_replica:
-        settings["models_per_replica"] = options.models_per_replica
+    settings |= {"on_demand": options.load_on_demand, "insecure_bind": options.insecure_bind}
     replica_options = read_options(settings)
     address = cluster_address()
     with contextlib.suppress(KeyboardInterrupt), connected(address):
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # Ray installs its own handler
-        with serving(replica_options, options.host, options.openai_port):
+        with serving(replica_options, options.host, options.openai_port, *_on_demand(options), say=_say):
             _say(f"{least} to {most} replicas on {address or 'this machine'}")
             output.print(f"{'OpenAI':>8}  http://{options.host}:{options.openai_port}/v1")
             output.print("ready; stop with Ctrl-C")

@@ -1,6 +1,6 @@
 """Many Tritons behind one gateway: `scripts/bench cluster`.
 
-1. Overhead, by turns in one run: the gateway over one Triton, the gateway over four, and Ray Serve over four others.
+1. Overhead, by turns in one run: the gateway over one Triton, the gateway over four, and four others that Ray runs.
    Embeddings of all-MiniLM-L6-v2 and streams of a decoder (GPT-2 124M shape, random weights), both in int8.
 2. Failures of real processes under load, as `cluster_failures` describes.
 
@@ -34,7 +34,7 @@ PARTS = ("overhead", "failures")
 TRITONS = 4
 CLIENTS = (1, 8, 32)
 ROUNDS = 2
-WARM_UP_S = 3.0  # every replica has loaded both models then
+WARM_UP_S = 3.0
 
 
 def main() -> None:

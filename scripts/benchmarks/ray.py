@@ -1,12 +1,11 @@
 """Cost of Ray: `scripts/bench ray`.
 
 Embeddings of all-MiniLM-L6-v2 in int8, asked by clients that each wait for their answer: through the gateway over one
-Triton, and through Ray Serve with 1, 2 and 4 replicas of a Triton each, by turns. On a machine whose cores one Triton
-keeps busy this shows the overhead and how fair it is to the clients, and not how it scales.
+Triton, and over the Tritons of 1, 2 and 4 replicas on Ray, by turns. On a machine whose cores one Triton keeps busy,
+this shows the overhead and how fair it is to the clients, and not how it scales.
 
 With --grow instead: how replicas start and stop. Clients send one replica more requests at once than it should have
-until Ray has started another and the model is loaded there too; then they stop until Ray has ended it. No request may
-fail.
+until Ray has started another; then they stop until Ray has ended it. No request may fail.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ from builder.serving.server.gateway import gateway
 from builder.serving.server.triton import free_ports, running
 from scripts.benchmarks.circumstances import circumstances, write_figures
 from scripts.benchmarks.gateway import Through
-from tests.clusters.ray.cluster import stubs
 from tests.models import minilm
 
 REPLICAS = (1, 2, 4)
@@ -84,7 +82,7 @@ def measure(folder: Path, replicas: int, port: int, options: argparse.Namespace)
     with serving(deployed, "127.0.0.1", ray_port):
         sides = {"gateway": port, f"Ray, {replicas}": ray_port}
         for side in sides.values():
-            asyncio.run(turn(side, options.clients, 3))  # every replica has loaded the model then
+            asyncio.run(turn(side, options.clients, 3))
         turns: dict[str, list[Turn]] = {name: [] for name in sides}
         for _ in range(ROUNDS):
             for name, side in sides.items():
@@ -96,7 +94,7 @@ def measure(folder: Path, replicas: int, port: int, options: argparse.Namespace)
 
 
 def grow(folder: Path, clients: int) -> dict[str, Any]:
-    """Return the seconds until another replica ran, until it got a request, and until it stopped after the last.
+    """Return the seconds until another replica ran, and until it stopped after the last request.
 
     Also return how many requests were answered meanwhile; all of them must be.
     """
@@ -111,10 +109,9 @@ def grow(folder: Path, clients: int) -> dict[str, Any]:
     with connected(None), serving(asked, "127.0.0.1", port):
         asyncio.run(turn(port, 1, 1))
         runs = _seconds_until(lambda: replicas() == {"RUNNING": 2}, ask)
-        asks = _seconds_until(lambda: len(set(stubs(folder.resolve() / "minilm").values())) == 2, ask)
         gone = _seconds_until(lambda: replicas() == {"RUNNING": 1}, lambda: time.sleep(0.5))
         asyncio.run(turn(port, 1, 1))
-    return {"runs_s": runs, "asked_s": round(runs + asks, 1), "gone_s": gone, "requests": sum(counts)}
+    return {"runs_s": runs, "gone_s": gone, "requests": sum(counts)}
 
 
 def _seconds_until(there: Callable[[], bool], meanwhile: Callable[[], object]) -> float:

@@ -58,10 +58,13 @@ def test_serve_leaves_no_zombie_of_a_killed_model(tmp_path: Path) -> None:
 ENDS = """
 import sys
 from pathlib import Path
-from builder.clusters.ray.replica import Replica
+from builder.clusters.ray.cluster import RayOptions
+from builder.clusters.ray.registry import Registry
+from builder.clusters.ray.replica import TritonReplica
 from builder.serving.server import heartbeat
 heartbeat.PERIOD_S, heartbeat.REQUEST_TIMEOUT_S = 0.2, 2.0
-replica = Replica(sys.argv[1])
+from tests.clusters.ray.fake_store import FakeStore
+replica = TritonReplica(RayOptions(repository=sys.argv[1]), Registry("models", FakeStore()))
 print("Triton", replica.server.process.pid, flush=True)
 sys.stdin.read()
 """

@@ -1,8 +1,8 @@
-"""Ray Serve application: replicas that each run a Triton, behind the gateway's own routes.
+"""Replicas of Triton that Ray places, restarts and scales, behind gateways that talk to them directly.
 
-    client -> Ray's HTTP proxy (proxy.py) -> the gateway's application -> replicas.py -> replica.py -> Triton
+    client -> gateway (a process, gateway.py) -> Triton (of a replica, replica.py)
 
-A model is loaded where a request for it arrives, and requests go where their model is loaded (Ray's multiplexing). If a
-replica or node is killed, its requests are sent again to another, unless their answers have begun. Needs the extra
-`ray`.
+Ray Serve runs the replicas and sends them no requests. Each publishes the address of its Triton (registry.py), and each
+gateway follows these addresses and tells how many requests run on each, by which Ray scales (scaling.py). Needs the
+extra `ray`.
 """

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,17 +19,15 @@ from builder.common.errors import ServeError, SpecError
 from builder.common.machine import available_cores
 
 NAME = "triton"
-OBJECT_STORE_BYTES = 128 << 20  # bytes of shared memory: requests and answers are small, and Ray's minimum is 75 MB
+OBJECT_STORE_BYTES = 128 << 20  # bytes of shared memory: no request passes through it, and Ray's minimum is 75 MB
 RAY_SETTINGS = {
-    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "builder.clusters.ray.proxy.middlewares",
     "RAY_worker_niceness": "0",  # not 15, with which a replica's Triton waits for every other program of its node
 }
-# On a busy machine a node takes longer to start than the 10 to 30 s that Ray waits, and a proxy than 5 s.
+# On a busy machine a node takes longer to start than the 10 to 30 s that Ray waits.
 RAY_TIMEOUTS = {
     "RAY_raylet_start_wait_time_s": "120",
     "RAY_gcs_server_port_wait_time_s": "120",
     "RAY_agent_register_timeout_ms": "120000",
-    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
 }
 START_ATTEMPTS = 3  # of a local cluster: its node waits 15 s for its agent's port, a time that cannot be set
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # a local cluster uses the loopback address
@@ -76,23 +74,27 @@ def connected(address: str | None) -> Iterator[Any]:
 
 
 @contextmanager
-def serving(options: RayOptions, host: str, port: int) -> Iterator[None]:
-    """Run the application of `options` on the connected cluster, at `host`:`port` of each node.
+def serving(
+    options: RayOptions, host: str, port: int, *more: str, say: Callable[[str], None] = print
+) -> Iterator[None]:
+    """Run the Tritons of `options` on the connected cluster, and a gateway on `host`:`port` of this machine.
 
-    If `host` is a loopback address, only the first node listens. Raises ServeError if the application does not start.
+    `more`: other options of the gateway. Raises ServeError if they do not start.
     """
     from ray import serve
 
     from builder.clusters.ray.application import application
+    from builder.clusters.ray.gateway import ray_gateway
+    from builder.clusters.ray.registry import Registry
 
-    location = "HeadOnly" if is_loopback(host) else "EveryNode"
-    serve.start(proxy_location=location, http_options={"host": host, "port": port})
+    serve.start(proxy_location="Disabled")
     try:
         try:
-            serve.run(application(options.model_dump()), name=NAME, route_prefix="/")
+            serve.run(application({**options.model_dump(), "gateways": 0}), name=NAME)
         except RuntimeError as error:
-            raise ServeError(f"Ray does not start the application: {error}") from error
-        yield
+            raise ServeError(f"Ray does not start the replicas: {error}") from error
+        with ray_gateway(Registry(NAME), host, port, *more, say=say):
+            yield
     finally:
         serve.shutdown()
 
@@ -103,7 +105,8 @@ class RayOptions(BaseModel):
     A replica takes `cores` of its node's logical cores, and `memory` bytes of it if that is not 0. Ray keeps between
     `min_replicas` and `max_replicas` of them, so that each has `busy` requests at once; it adds replicas when more have
     been needed for `grow_after_s` seconds, and removes some when fewer have been needed for `shrink_after_s`.
-    `keys_file`: as of build-repo gateway, on the nodes of gateways.
+    `on_demand`: the gateway loads the models. `insecure_bind`: replicas may listen on addresses that other machines
+    reach. Ray runs `gateways` on as many nodes, on `host`:`port`, with `keys_file` as of build-repo gateway.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -111,13 +114,16 @@ class RayOptions(BaseModel):
     repository: str
     min_replicas: int = Field(default=1, ge=1)
     max_replicas: int = Field(default=1, ge=1)
-    models_per_replica: int = Field(default=8, ge=1)
     busy: float = Field(default=16, gt=0)
     grow_after_s: float = Field(default=30, ge=0)
     shrink_after_s: float = Field(default=600, ge=0)
     cores: float = Field(default=1, ge=0)
     memory: int = Field(default=0, ge=0)
-    gateways: int = Field(default=1, ge=1)
+    on_demand: bool = False
+    insecure_bind: bool = False
+    gateways: int = Field(default=1, ge=0)
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=1, le=65535)
     keys_file: str | None = None
 
     @model_validator(mode="after")

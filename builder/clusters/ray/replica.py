@@ -1,133 +1,89 @@
-"""Run a replica: a Triton of its own, in which a model is loaded when a request for it comes.
+"""Run a replica: a Triton of its own, whose address it publishes.
 
-Ray unloads the least recently used model (ray.serve.multiplexed), once its last request is answered. A replica ends
-with its Triton, so that Ray starts another and sends requests elsewhere meanwhile.
+It ends with its Triton, so that Ray starts another.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 import threading
 import time
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
-from tritonclient.grpc import service_pb2
+from ray import serve
+from ray.exceptions import RayError
+from ray.util import get_node_ip_address
 
-from builder.clusters.ray.replicas import Answer, to_refusal
-from builder.common.errors import BuilderError
-from builder.repository.versions import entry_names, served_number
-from builder.serving.gateway.backend import Metadata
-from builder.serving.gateway.errors import ApiError
-from builder.serving.gateway.triton import Triton
-from builder.serving.server.control import Control
+from builder.clusters.ray.cluster import RayOptions
+from builder.clusters.ray.registry import PERIOD_S, Registry, Repeating
+from builder.clusters.ray.scaling import REQUESTS
 from builder.serving.server.heartbeat import heartbeat
-from builder.serving.server.triton import TritonServer, running
-from builder.serving.server.watch import POLL_S, Watcher
+from builder.serving.server.triton import running
+from builder.serving.server.watch import Watcher
 
 TRITON_ENDED = 70  # exit status of a replica whose Triton ended by itself: EX_SOFTWARE of sysexits.h
+DRAIN_TIMEOUT_S = 600.0  # for the requests that gateways run on it, as long as they let a request take
 
 
-class LoadedModel:
-    """Model that a server has loaded; unloaded when Ray deletes this object, as soon as no request uses it.
+class TritonReplica:
+    """One of a deployment's replicas: a Triton on the address of its node, in a local cluster the loopback address.
 
-    It is used on one event loop, deleted on another thread, and once more by Python: only the first deletion counts.
+    `registry`: by default that of the application that Ray runs it for.
     """
 
-    def __init__(self, server: TritonServer, name: str) -> None:
-        assert server.repository is not None
-        self.server, self.repository, self.name = server, server.repository, name
-        self.users, self.unloaded, self.changed = 0, True, threading.Condition()
-        with Control(server.url, self.repository) as control:
-            control.again(name)
-        self.unloaded = False
-
-    @contextmanager
-    def lease(self) -> Iterator[None]:
-        """Keep the model loaded within this context."""
-        with self.changed:
-            self.users += 1
-        try:
-            yield
-        finally:
-            with self.changed:
-                self.users -= 1
-                self.changed.notify_all()
-
-    def __del__(self) -> None:
-        with self.changed:
-            unloaded, self.unloaded = self.unloaded, True
-            self.changed.wait_for(lambda: unloaded or not self.users)
-        if unloaded or self.server.process.poll() is not None:
-            return
-        number = served_number(self.repository / self.name)
-        with Control(self.server.url, self.repository) as control:
-            for model in entry_names(self.repository, self.name, number) if number else [self.name]:
-                control.unload(model)
-
-
-class Replica:
-    """One of a deployment's replicas, which answers requests for models of `repository`.
-
-    Ray keeps what `load` returns: see `limited`.
-    """
-
-    def __init__(self, repository: str) -> None:
-        self.stopping = False
-        self.stack = ExitStack()
+    def __init__(self, options: RayOptions, registry: Registry | None = None) -> None:
+        self.registry = registry or Registry(serve.get_replica_context().app_name)
+        self.requests, self.stopping, self.stack = 0, False, ExitStack()
         # On this thread, which lives as long as the process: Triton ends with the thread that started it.
-        self.server = self.stack.enter_context(running(Path(repository), strict=False, on_demand=True, liveness=True))
-        self.triton = Triton(self.server.url)
+        self.server = self.stack.enter_context(
+            running(
+                Path(options.repository),
+                get_node_ip_address(),
+                strict=False,
+                insecure_bind=options.insecure_bind,
+                on_demand=options.on_demand,
+                liveness=True,
+            )
+        )
+        self.exchange()
+        self.exchanging = Repeating(self.exchange)
+        self.exchanging.start()
+        self.stack.callback(self._withdraw)
         threading.Thread(target=self._watch, daemon=True).start()
 
-    async def load(self, name: str) -> LoadedModel:
-        """Load a model. Raises ServeError with Triton's reason if it does not load."""
-        return await asyncio.to_thread(LoadedModel, self.server, name)
+    def exchange(self) -> None:
+        """Publish the address, and read how many requests the gateways run on it. Raises RayError."""
+        self.registry.tritons.write(self.server.url)
+        self.requests = sum(requests.get(self.server.url, 0) for requests in self.registry.gateways.read().values())
 
-    async def ready(self) -> bool:
-        """Return True if its Triton answers."""
-        return await self.triton.ready()
-
-    async def infer(self, request: bytes, metadata: Metadata = ()) -> Answer:
-        """Return the answer to a ModelInferRequest."""
-        message = service_pb2.ModelInferRequest.FromString(request)
-        try:
-            with (await self._model(message.model_name)).lease():
-                return await self.triton.infer(message, metadata)
-        except ApiError as error:
-            return to_refusal(error)
-
-    async def stream(self, request: bytes, metadata: Metadata = ()) -> AsyncGenerator[Answer, None]:
-        """Yield the answers to a ModelInferRequest as they come; a refusal is the last."""
-        message = service_pb2.ModelInferRequest.FromString(request)
-        try:
-            with (await self._model(message.model_name)).lease():
-                async for outputs in self.triton.stream(message, metadata):
-                    yield outputs
-        except ApiError as error:
-            yield to_refusal(error)
-
-    async def _model(self, name: str) -> LoadedModel:
-        try:
-            return await self.load(name)
-        except BuilderError as error:
-            raise ApiError(500, str(error), code="not_loaded") from error
+    def record_autoscaling_stats(self) -> dict[str, int]:
+        """Return what Ray scales by."""
+        return {REQUESTS: self.requests}
 
     def _watch(self) -> None:
-        """Monitor the processes of its models until its Triton ends, and then end this process."""
-        watcher = Watcher(self.server, _log)
+        """Watch the models until Triton ends, and then end this process."""
         with heartbeat(self.server, _log):
-            while (status := self.server.process.poll()) is None:
-                watcher.look()
-                time.sleep(POLL_S)
+            status = Watcher(self.server, _log).watch()
         if not self.stopping:
+            self.stopping = True
             _log(f"Triton ended by itself, with status {status}: this replica ends too")
-            self.stack.close()  # its models' processes, and their shared memory, outlive a server that is killed
+            self.stack.pop_all().close()  # its models' processes, and their shared memory, outlive a killed server
             os._exit(TRITON_ENDED)
+
+    def _withdraw(self) -> None:
+        """Take back the address, and wait until no gateway uses it any more."""
+        self.exchanging.stop()
+        try:
+            self.registry.tritons.remove(self.server.url)
+            end = time.monotonic() + DRAIN_TIMEOUT_S
+            while any(self.server.url in requests for requests in self.registry.gateways.read().values()):
+                if self.server.process.poll() is not None or time.monotonic() > end:
+                    break
+                time.sleep(PERIOD_S)
+        except RayError as error:
+            _log(f"the gateways were not told that this replica ends: {error}")
 
     def __del__(self) -> None:
         if not self.stopping:
@@ -137,12 +93,3 @@ class Replica:
 
 def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def replica_class(models: int, multiplexed: Any) -> type[Replica]:
-    """Return a class of replicas that have at most `models` loaded; `multiplexed`: ray.serve's."""
-
-    class Limited(Replica):
-        load = multiplexed(max_num_models_per_replica=models)(Replica.load)
-
-    return Limited

@@ -113,6 +113,12 @@ async def ready(context: RequestContext) -> dict[str, str]:
     return {"status": "ready"}
 
 
+async def ray_health(context: RequestContext) -> RawResponse:
+    """Serve GET /-/healthz, where KubeRay asks each node and expects the answer of Ray's own proxy."""
+    await ready(context)
+    return RawResponse(b"success", "text/plain")
+
+
 async def metrics_text(context: RequestContext) -> RawResponse:
     """Serve GET /metrics, for Prometheus."""
     text, below = context.gateway.metrics.text(), context.gateway.settings.triton_metrics
@@ -142,6 +148,7 @@ APIS = (
     ApiRoute("GET", "/", page),
     ApiRoute("GET", "/health", health),
     ApiRoute("GET", "/health/ready", ready),
+    ApiRoute("GET", "/-/healthz", ray_health, documented=False),
     ApiRoute("GET", "/metrics", metrics_text),
     ApiRoute("GET", "/openapi.json", openapi),
     ApiRoute("GET", "/v1/models", list_models),

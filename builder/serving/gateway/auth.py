@@ -17,7 +17,7 @@ from builder.serving.gateway.http_responses import send_error
 from builder.serving.gateway.settings import GatewaySettings
 
 PUBLIC_ROUTES = {  # public: liveness, and the page, which asks for a key itself
-    (method, path) for method in ("GET", "HEAD") for path in ("/", "/health", "/health/ready")
+    (method, path) for method in ("GET", "HEAD") for path in ("/", "/health", "/health/ready", "/-/healthz")
 }
 ANONYMOUS = "anonymous"
 ANTHROPIC_PATH = "/v1/messages"  # errors of this route have Anthropic's shape

@@ -1,4 +1,4 @@
-"""Define the interface of an inference backend: Triton, a canary, models loaded on demand, replicas on Ray."""
+"""Define the interface of an inference backend: Triton, a canary, models loaded on demand, several Tritons."""
 
 from __future__ import annotations
 

@@ -66,7 +66,8 @@ class OnDemandSettings:
 class GatewaySettings:
     """Settings. Times are in seconds, sizes in bytes, limits per key and minute.
 
-    `triton`: HOST:PORT of its gRPC; of several, separated by commas, or dns:///NAME:PORT for all addresses of a name.
+    `triton`: HOST:PORT of its gRPC; of several, separated by commas, dns:///NAME:PORT for all addresses of a name, or
+    file:///PATH for those in a file.
     """
 
     triton: str = "127.0.0.1:8001"

@@ -51,8 +51,8 @@ def test_serve_config_and_application_arguments_are_valid(deployment: Deployment
     config = _written(deployment)["serve.yaml"]
     (application,) = ServeDeploySchema.model_validate(config).applications
     options = read_options(application.args)
-    assert (options.min_replicas, options.models_per_replica) == (deployment.replicas, len(deployment.models))
-    assert options.cores == deployment.size.cores
+    assert (options.min_replicas, options.cores) == (deployment.replicas, deployment.size.cores)
+    assert options.gateways == (1 if deployment.registry is None else deployment.replicas)
 
 
 def test_ray_service_embeds_serve_yaml_and_matches_its_replicas() -> None:
@@ -66,11 +66,24 @@ def test_ray_service_embeds_serve_yaml_and_matches_its_replicas() -> None:
     assert float(workers["rayStartParams"]["num-cpus"]) >= arguments["cores"], "or no replica is ever placed"
 
 
+def test_only_nodes_of_the_ray_cluster_reach_its_tritons() -> None:
+    """The gateways' port and the head's dashboard are open; the gRPC ports of Tritons are not."""
+    policy, service = _written(STORED)["network.yaml"], _written(STORED)["rayservice.yaml"]
+    refuse_invalid(policy, "1.33")
+    inside, ports = policy["spec"]["ingress"]
+    assert ports == {"ports": [{"port": 8000}, {"port": 8265}]}
+    cluster = service["spec"]["rayClusterConfig"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        labels = group["template"]["metadata"]["labels"]
+        for selector in (policy["spec"]["podSelector"], inside["from"][0]["podSelector"]):
+            assert labels.items() >= selector["matchLabels"].items()
+
+
 def test_steps_apply_the_trusted_keys_of_ray_nodes() -> None:
     trusted = _written(KEYED)["trusted.yaml"]
     refuse_invalid(trusted, "1.33")
     applied = " ".join(find_target("ray").steps(KEYED, Path("out")))
-    assert all(f"--filename out/{name}" in applied for name in ("rayservice.yaml", "trusted.yaml"))
+    assert all(f"--filename out/{name}" in applied for name in ("rayservice.yaml", "network.yaml", "trusted.yaml"))
     assert "trusted.yaml" not in _written(STORED)
 
 

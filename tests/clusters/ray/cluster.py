@@ -23,9 +23,6 @@ SLOW = {  # slow processes do not count as dead; a dead node is noticed soon
     "RAY_health_check_timeout_ms": "60000",
     "RAY_health_check_failure_threshold": "2",  # default 5; a killed node's port does not answer at all
     "RAY_health_check_period_ms": "1000",
-    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
-    "RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S": "10",
-    "RAY_SERVE_MAX_QUEUE_LENGTH_RESPONSE_DEADLINE_S": "60",
 }
 AGENTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
 STORE = 80 << 20  # bytes of shared memory per node; Ray requires at least 75 MiB
@@ -129,10 +126,6 @@ def stubs(entry: Path) -> dict[int, int]:
 
 def _parent(process: int) -> int:
     return int(Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[1])
-
-
-def stop(process: int) -> None:
-    os.kill(process, signal.SIGSTOP)
 
 
 def kill(process: int) -> None:

@@ -141,8 +141,10 @@ def test_draining_gateway_refuses_new_and_finishes_running() -> None:
 def test_health_ready_follows_triton() -> None:
     triton = FakeTriton()
     assert fetch("/health/ready", app=gateway(triton)).status == 200
+    assert fetch("/-/healthz", app=gateway(triton)).pieces == [b"success"], "KubeRay looks for this word"
     triton.up = False
     assert fetch("/health/ready", app=gateway(triton)).status == 503
+    assert fetch("/-/healthz", app=gateway(triton)).status == 503
 
 
 def test_traceparent_is_forwarded_when_enabled() -> None:

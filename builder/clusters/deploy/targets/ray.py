@@ -1,7 +1,8 @@
 """Ray: a Serve configuration for `serve deploy`, and for Kubernetes a RayService of KubeRay with it.
 
 Each replica is the embedded Triton on a node of the Ray cluster (builder/clusters/ray), so a node's image is this
-project with its extra `ray`. Sources: https://docs.ray.io/en/latest/serve/production-guide/config.html and
+project with its extra `ray`. Ray's own proxies do not run. Gateways listen where KubeRay expects a proxy, and answer
+its probes. Sources: https://docs.ray.io/en/latest/serve/production-guide/config.html and
 https://docs.ray.io/en/latest/cluster/kubernetes/getting-started/rayservice-quick-start.html
 """
 
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from builder.clusters.deploy import pod
 from builder.clusters.deploy.deployment import Deployment
-from builder.clusters.deploy.objects import trusted
+from builder.clusters.deploy.objects import document, trusted
 from builder.clusters.deploy.placement import placement
 from builder.clusters.deploy.pod import NOBODY_UID, Document
 from builder.clusters.deploy.targets import Target, to_yaml
@@ -23,12 +24,13 @@ from builder.options import PodOptions
 
 RAY_VERSION = "2.60.0"
 BASE = "python:3.11-slim-bookworm"
-PORT = 8000  # Ray's proxies, on every node: KubeRay's service leads there
-SERVICE, CONFIG = "rayservice.yaml", "serve.yaml"
+PORT = 8000  # of gateways: KubeRay's service leads there
+DASHBOARD_PORT = 8265  # of the head node, where KubeRay's operator sends the configuration
+SERVICE, NETWORK, CONFIG = "rayservice.yaml", "network.yaml", "serve.yaml"
 KEYS = "/keys"
 OBJECT_STORE = {"object-store-memory": str(OBJECT_STORE_BYTES)}
-HEAD_CORES, HEAD_MEMORY = 2, 4 << 30  # the head node has no replica: Ray's own processes, and a proxy
-RAY_CORES, RAY_MEMORY = 1, 2 << 30  # beside a replica: Ray's own processes, a proxy and a gateway
+HEAD_CORES, HEAD_MEMORY = 2, 4 << 30  # the head node has no replica: Ray's own processes
+RAY_CORES, RAY_MEMORY = 1, 2 << 30  # beside a replica: Ray's own processes and a gateway
 
 
 def _files(deployment: Deployment) -> dict[str, str]:
@@ -42,7 +44,8 @@ def _files(deployment: Deployment) -> dict[str, str]:
         "metadata": {"name": deployment.name, "namespace": deployment.namespace, "labels": pod.labels(deployment)},
         "spec": {"serveConfigV2": config, "rayClusterConfig": _cluster(deployment)},
     }
-    beside = {f"{name}.yaml": to_yaml(document) for name, document in trusted(deployment).items()}
+    beside = {f"{name}.yaml": to_yaml(keys) for name, keys in trusted(deployment).items()}
+    beside[NETWORK] = to_yaml(_network_policy(deployment))
     return {CONFIG: config, SERVICE: to_yaml(service), **beside, "image/Containerfile": _containerfile(deployment)}
 
 
@@ -66,12 +69,10 @@ def _refuse(deployment: Deployment) -> None:
 def _config(deployment: Deployment) -> Document:
     """Return the document of `serve deploy`: https://docs.ray.io/en/latest/serve/api/index.html (ServeDeploySchema)."""
     return {
-        "proxy_location": "EveryNode",
-        "http_options": {"host": "0.0.0.0", "port": PORT},
+        "proxy_location": "Disabled",
         "applications": [
             {
                 "name": deployment.name,
-                "route_prefix": "/",
                 "import_path": "builder.clusters.ray.application:application",
                 "args": _options(deployment).model_dump(exclude_defaults=True),
             }
@@ -80,18 +81,32 @@ def _config(deployment: Deployment) -> Document:
 
 
 def _options(deployment: Deployment) -> RayOptions:
-    """Return options by which a replica has memory for all models; Ray starts more replicas when they are busy."""
+    """Return options by which a replica has memory for all models; Ray starts more replicas when they are busy.
+
+    The nodes of KubeRay have a gateway each. On machines, replicas may share a node, which has one gateway at most.
+    """
     max_replicas = deployment.scaling.max_replicas if deployment.scaling else deployment.replicas
     repository = "/pulled/models" if deployment.stored else str(Path(deployment.repository).resolve())
     return RayOptions(
         repository=repository,
         min_replicas=deployment.replicas,
         max_replicas=max_replicas,
-        models_per_replica=len(deployment.models),
         cores=deployment.size.cores,
         memory=deployment.size.memory,
+        insecure_bind=True,
+        gateways=1 if deployment.registry is None else deployment.replicas,
+        host="0.0.0.0",
+        port=PORT,
         keys_file=f"{KEYS}/keys" if deployment.secrets.keys else None,
     )
+
+
+def _network_policy(deployment: Deployment) -> Document:
+    """Return the policy that lets only the cluster's own nodes reach its Tritons, which ask nobody for a key."""
+    selector = {"matchLabels": pod.labels(deployment)}
+    ingress = [{"from": [{"podSelector": selector}]}, {"ports": [{"port": PORT}, {"port": DASHBOARD_PORT}]}]
+    spec = {"podSelector": selector, "policyTypes": ["Ingress"], "ingress": ingress}
+    return document(deployment, "networking.k8s.io/v1", "NetworkPolicy", spec)
 
 
 def _cluster(deployment: Deployment) -> Document:
@@ -172,7 +187,7 @@ def _steps(deployment: Deployment, output: Path) -> list[str]:
         return [f"serve deploy {output / CONFIG}"]
     image = pod.image(deployment, "ray")
     build = [f"docker build --tag {image} --file {output}/image/Containerfile .", f"docker push {image}"]
-    files = [SERVICE, *(f"{name}.yaml" for name in trusted(deployment))]
+    files = [NETWORK, SERVICE, *(f"{name}.yaml" for name in trusted(deployment))]
     return [
         *(build if deployment.pod.images.ray is None else ()),
         *(f"kubectl apply --namespace {deployment.namespace} --filename {output / file}" for file in files),

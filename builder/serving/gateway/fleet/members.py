@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
+from builder.common.errors import SpecError
 from builder.serving.gateway.background import start_task
 from builder.serving.gateway.errors import ApiError, unavailable
 from builder.serving.gateway.fleet.fleet_server import FleetServer
@@ -15,7 +17,7 @@ from builder.serving.gateway.fleet.hedging import AnswerTimes
 from builder.serving.gateway.fleet.holders import ModelHolders
 from builder.serving.gateway.fleet.metrics import FleetMetrics
 from builder.serving.gateway.fleet.slowness import UsualPaces
-from builder.serving.gateway.fleet.targets import Target, resolve
+from builder.serving.gateway.fleet.targets import AddressFile, Target, resolve
 from builder.serving.gateway.triton import TIMEOUT_S, Triton
 
 CHECK_INTERVAL_S = 1.0
@@ -82,7 +84,7 @@ class FleetMembers:
         """
         answers = await asyncio.gather(*map(resolve, self.targets), return_exceptions=True)
         for target, answer in zip(self.targets, answers, strict=True):
-            if isinstance(answer, OSError):
+            if isinstance(answer, OSError | SpecError):
                 log.warning("%s is not resolved and keeps the addresses that it had: %s", target, answer)
             elif isinstance(answer, BaseException):
                 raise answer
@@ -100,6 +102,7 @@ class FleetMembers:
     async def check(self) -> None:
         """Remove the drained servers and check all others, but those whose last check still runs."""
         self._remove_drained()
+        self._report_requests()
         await asyncio.gather(*(_check(server) for server in self.servers.values() if not server.is_checking))
         for times in (self.usual_paces, self.answer_times):
             if times is not None:
@@ -132,6 +135,14 @@ class FleetMembers:
             self.holders.change(server, server.versions, {})
             self.metrics.remove(server)
             self._start(server.close(TIMEOUT_S))
+
+    def _report_requests(self) -> None:
+        """Write the running requests of all servers beside the files that name some of them."""
+        requests = {server.name: server.requests for server in self.servers.values()}
+        for target in self.targets:
+            if isinstance(target, AddressFile):
+                with contextlib.suppress(OSError):  # the folder may be read-only, and only the writer needs them
+                    target.write_requests(requests)
 
     def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = start_task(coroutine)

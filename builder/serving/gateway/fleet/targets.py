@@ -1,18 +1,22 @@
-"""Read the addresses of a fleet, and resolve names that stand for several servers."""
+"""Read the addresses of a fleet, and resolve names and files that stand for several servers."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from builder.common.errors import SpecError
 
 DNS_SCHEME = "dns:///"
+FILE_SCHEME = "file:///"
 ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\s/:,\[\]]+):(\d{1,5})")  # HOST:PORT; an IPv6 address is in brackets
-EXPECTED = "HOST:PORT, [IPV6]:PORT or dns:///NAME:PORT"
+EXPECTED = "HOST:PORT, [IPV6]:PORT, dns:///NAME:PORT or file:///PATH"
 
 
 @dataclass(frozen=True)
@@ -26,12 +30,62 @@ class DnsName:
         return f"{DNS_SCHEME}{self.host}:{self.port}"
 
 
-Target = str | DnsName  # one server's HOST:PORT, or a name of several
+@dataclass(frozen=True)
+class AddressFile:
+    """File with the addresses of servers, one a line, which another program writes.
+
+    The gateway writes the running requests of each server beside it. So that program can tell when a server whose
+    address it removed has none left.
+    """
+
+    path: Path
+
+    def __str__(self) -> str:
+        return f"{FILE_SCHEME}{str(self.path).removeprefix('/')}"
+
+    @property
+    def requests_path(self) -> Path:
+        return self.path.with_name(f"{self.path.name}.requests")
+
+    def read(self) -> list[str]:
+        """Return the addresses. Raises OSError, or SpecError for a line that is not an address."""
+        addresses = self.path.read_text("utf-8").split()
+        for address in addresses:
+            if not _is_address(address):
+                raise SpecError(
+                    f"{self.path} has {address!r}, which is not the address of a server: expected HOST:PORT"
+                )
+        return addresses
+
+    def write(self, addresses: Sequence[str]) -> None:
+        """Replace the addresses. Raises OSError."""
+        _replace(self.path, "".join(f"{address}\n" for address in addresses))
+
+    def read_requests(self) -> dict[str, int]:
+        """Return the running requests by address, empty before the gateway's first check. Raises OSError."""
+        try:
+            return dict(json.loads(self.requests_path.read_text("utf-8")))
+        except FileNotFoundError:
+            return {}
+
+    def write_requests(self, requests: Mapping[str, int]) -> None:
+        """Write the running requests by address. Raises OSError."""
+        _replace(self.requests_path, json.dumps(requests))
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file that readers never see half of."""
+    beside = path.with_name(f"{path.name}.new")
+    beside.write_text(text, "utf-8")
+    os.replace(beside, path)
+
+
+Target = str | DnsName | AddressFile  # one server's HOST:PORT, or what stands for several
 
 
 def is_fleet(url: str) -> bool:
-    """Return True if `url` names several servers: a list, or a DNS name with all of its addresses."""
-    return "," in url or url.startswith(DNS_SCHEME)
+    """Return True if `url` names several servers: a list, a DNS name with all of its addresses, or a file of them."""
+    return "," in url or url.startswith((DNS_SCHEME, FILE_SCHEME))
 
 
 def parse_targets(url: str) -> list[Target]:
@@ -40,10 +94,18 @@ def parse_targets(url: str) -> list[Target]:
 
 
 def _parse(text: str) -> Target:
-    match = ADDRESS.fullmatch(text.removeprefix(DNS_SCHEME))
-    if match is None or not 1 <= int(match[2]) <= 65535 or not _is_encodable(match[1]):
+    if text.startswith(FILE_SCHEME) and text != FILE_SCHEME:
+        return AddressFile(Path("/", text.removeprefix(FILE_SCHEME)))
+    address = text.removeprefix(DNS_SCHEME)
+    if not _is_address(address):
         raise SpecError(f"--url names {text!r}, which is not the address of a server; expected {EXPECTED}")
-    return DnsName(match[1].strip("[]"), int(match[2])) if text.startswith(DNS_SCHEME) else text
+    host, _, port = address.rpartition(":")
+    return DnsName(host.strip("[]"), int(port)) if text.startswith(DNS_SCHEME) else text
+
+
+def _is_address(text: str) -> bool:
+    match = ADDRESS.fullmatch(text)
+    return match is not None and 1 <= int(match[2]) <= 65535 and _is_encodable(match[1])
 
 
 def _is_encodable(host: str) -> bool:
@@ -56,9 +118,14 @@ def _is_encodable(host: str) -> bool:
 
 
 async def resolve(target: Target) -> Sequence[str]:
-    """Return the address, HOST:PORT, of each server that `target` stands for. Raises OSError if it is not resolved."""
+    """Return the address, HOST:PORT, of each server that `target` stands for. Raises OSError if it is not resolved.
+
+    Raises SpecError for a file with a line that is not an address.
+    """
     if isinstance(target, str):
         return [target]
+    if isinstance(target, AddressFile):
+        return target.read()
     loop = asyncio.get_running_loop()
     entries = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
     return sorted({_join(family, str(address[0]), target.port) for family, _, _, _, address in entries})

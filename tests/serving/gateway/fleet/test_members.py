@@ -9,6 +9,7 @@ import os
 import socket
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -17,7 +18,7 @@ from builder.serving.gateway.fleet import fleet_server
 from builder.serving.gateway.fleet import members as members_module
 from builder.serving.gateway.fleet.members import FleetMembers
 from builder.serving.gateway.fleet.metrics import FleetMetrics
-from builder.serving.gateway.fleet.targets import DnsName, Target
+from builder.serving.gateway.fleet.targets import AddressFile, DnsName, Target
 from tests.serving.gateway.asgi import ask
 from tests.serving.gateway.fleet.servers import Fleet, FleetTriton
 from tests.serving.gateway.fleet.test_fleet import embed, run_fleet
@@ -53,6 +54,30 @@ def test_name_that_is_not_resolved_leaves_the_other_targets(monkeypatch: pytest.
         found[NAME] = ["10.0.0.2:8001"]
         await members.resolve()
         assert [server.name for server in members.servers.values() if server.is_leaving] == ["10.0.0.1:8001"]
+        await members.close()
+
+    asyncio.run(scenario())
+
+
+def test_file_of_addresses_is_followed_and_gets_the_requests(tmp_path: Path) -> None:
+    file = AddressFile(tmp_path / "tritons")
+
+    async def scenario() -> None:
+        members = _members(file)
+        file.write(["127.0.0.1:1", "127.0.0.1:2"])
+        assert file.read_requests() == {}
+        await members.update()
+        members.servers["127.0.0.1:1"].requests = 1
+        for unreadable in ("b", None):  # a mistake, and no file
+            file.path.write_text(unreadable) if unreadable else file.path.unlink()
+            await members.update()
+        assert file.read_requests() == {"127.0.0.1:1": 1, "127.0.0.1:2": 0}
+        file.write([])
+        await members.update()
+        assert file.read_requests() == {"127.0.0.1:1": 1}, "it drains"
+        members.servers["127.0.0.1:1"].requests = 0
+        await members.update()
+        assert file.read_requests() == {}
         await members.close()
 
     asyncio.run(scenario())

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from builder.commands import evaluate, gateway, query
 from builder.common.errors import SpecError
-from builder.serving.gateway.fleet.targets import DnsName, is_fleet, parse_targets, resolve
+from builder.serving.gateway.fleet.targets import AddressFile, DnsName, is_fleet, parse_targets, resolve
 
 
 def test_targets_are_addresses_and_names() -> None:
@@ -21,10 +22,12 @@ def test_targets_are_addresses_and_names() -> None:
         DnsName("tritons.models", 8001),
     ]
     assert not is_fleet("a:1")
+    assert is_fleet("file:///run/tritons")
 
 
 @pytest.mark.parametrize(
-    "wrong", ["a", "a:0", "a:65536", "http://a:1", "::1:8001", "", "dns:///a", "dns://8.8.8.8/a:1", "dns:///a..b:1"]
+    "wrong",
+    ["a", "a:0", "a:65536", "http://a:1", "::1:8001", "", "dns:///a", "dns://8.8.8.8/a:1", "dns:///a..b:1", "file:///"],
 )
 def test_unusable_address_is_refused_by_name(wrong: str) -> None:
     with pytest.raises(SpecError, match="expected HOST:PORT") as refused:
@@ -45,6 +48,18 @@ def test_name_stands_for_all_of_its_addresses(monkeypatch: pytest.MonkeyPatch) -
         return list(await resolve(DnsName("tritons", 8001)))
 
     assert asyncio.run(run()) == ["10.0.0.7:8001", "[fd00::2]:8001"]
+
+
+def test_file_stands_for_the_addresses_in_it(tmp_path: Path) -> None:
+    (file,) = parse_targets(f"file://{tmp_path}/tritons")
+    assert isinstance(file, AddressFile)
+    with pytest.raises(OSError, match="No such file"):
+        asyncio.run(resolve(file))
+    file.write(["a:1", "[::1]:8001"])
+    assert asyncio.run(resolve(file)) == ["a:1", "[::1]:8001"]
+    file.write(["a:1", "b"])
+    with pytest.raises(SpecError, match="'b'"):
+        asyncio.run(resolve(file))
 
 
 def test_name_is_resolved_by_the_system() -> None:

@@ -1,0 +1,65 @@
+"""Run gateways over the Tritons of an application, each in a process that knows nothing of Ray."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from ray import serve
+
+from builder.clusters.ray.cluster import RayOptions
+from builder.clusters.ray.registry import Registry, Repeating
+from builder.serving.gateway.fleet.targets import AddressFile
+from builder.serving.server.gateway import supervised_gateway
+
+ANSWER_TIMEOUT_S = 5.0
+
+
+@contextmanager
+def ray_gateway(registry: Registry, host: str, port: int, *more: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Run `build-repo gateway` on `host`:`port` over the Tritons that `registry` names; `more`: its other options.
+
+    Raises ServeError if it does not start.
+    """
+    name = uuid.uuid4().hex
+    with tempfile.TemporaryDirectory(prefix="gateway-") as folder, ExitStack() as stack:
+        tritons = AddressFile(Path(folder) / "tritons")
+
+        def exchange() -> None:
+            registry.gateways.write(name, tritons.read_requests())
+            tritons.write(sorted(registry.tritons.read()))
+
+        exchange()
+        stack.callback(registry.gateways.remove, name)  # replicas that end need not wait for this gateway any more
+        exchanging = Repeating(exchange)
+        exchanging.start()
+        stack.callback(exchanging.stop)
+        stack.enter_context(supervised_gateway(str(tritons), host, port, *more, say=say))
+        yield
+
+
+class GatewayReplica:
+    """One of the gateways that Ray places, restarts and checks. `tritons`: their deployment, which Ray runs with it."""
+
+    def __init__(self, options: RayOptions, tritons: Any) -> None:
+        self.options, self.stack = options, ExitStack()
+        registry = Registry(serve.get_replica_context().app_name)
+        keys = [] if options.keys_file is None else ["--keys", options.keys_file]
+        self.stack.enter_context(ray_gateway(registry, options.host, options.port, *keys, say=_log))
+
+    def check_health(self) -> None:
+        """Raise OSError if the gateway does not listen, so that Ray starts another."""
+        socket.create_connection((self.options.host, self.options.port), ANSWER_TIMEOUT_S).close()
+
+    def __del__(self) -> None:
+        self.stack.pop_all().close()
+
+
+def _log(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
