@@ -34,8 +34,8 @@ class TritonReplica:
     """
 
     def __init__(self, options: RayOptions, registry: Registry | None = None) -> None:
-        self.registry = registry or Registry(serve.get_replica_context().app_name)
         self.requests, self.stopping, self.stack = 0, False, ExitStack()
+        self.registry = registry or Registry(serve.get_replica_context().app_name)
         # On this thread, which lives as long as the process: Triton ends with the thread that started it.
         self.server = self.stack.enter_context(
             running(

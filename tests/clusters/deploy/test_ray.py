@@ -52,6 +52,7 @@ def test_serve_config_and_application_arguments_are_valid(deployment: Deployment
     (application,) = ServeDeploySchema.model_validate(config).applications
     options = read_options(application.args)
     assert (options.min_replicas, options.cores) == (deployment.replicas, deployment.size.cores)
+    assert set(options.models) == {f"{model.name}@{model.version}" for model in deployment.models}
     assert options.gateways == (1 if deployment.registry is None else deployment.replicas)
 
 

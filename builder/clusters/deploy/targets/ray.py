@@ -98,6 +98,7 @@ def _options(deployment: Deployment) -> RayOptions:
         host="0.0.0.0",
         port=PORT,
         keys_file=f"{KEYS}/keys" if deployment.secrets.keys else None,
+        models={f"{model.name}@{model.version}": model.digest for model in deployment.models},
     )
 
 
