@@ -71,10 +71,11 @@ def test_name_is_resolved_by_the_system() -> None:
     [
         (["--url", "a:1,b:2", "--load-on-demand"], "--memory-gb N"),
         (["--url", "a:1", "--url", "b:2", "--triton-metrics", "http://a:8002/metrics"], "--triton-metrics"),
+        (["--url", "a:1", "--hedge", "95"], "--hedge sends requests to a second Triton"),
         (["--url", "a:1,b"], "'b', which is not the address"),
     ],
 )
-def test_options_of_one_triton_are_refused_with_several(options: list[str], says: str) -> None:
+def test_options_that_do_not_fit_the_number_of_tritons_are_refused(options: list[str], says: str) -> None:
     with pytest.raises(SpecError, match=says):
         gateway.run(gateway.parser().parse_args(options))
 
