@@ -8,4 +8,6 @@ from builder.checkpoints.metrics import Scores
 
 def measures_of_pytorch(evaluation: Evaluation) -> Scores:
     labelled = evaluation.data
-    return labelled.score(labelled.items([evaluation.comparison.reference(sample) for sample in labelled.samples]))
+    scores = labelled.score(labelled.items([evaluation.comparison.reference(sample) for sample in labelled.samples]))
+    assert list(scores) == list(labelled.measures)
+    return scores

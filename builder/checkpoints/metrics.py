@@ -15,6 +15,13 @@ import numpy as np
 Scores = dict[str, float]
 Span = tuple[int, int, str]
 TOP = 10  # places of a ranking that count
+LABEL_MEASURES = ("accuracy", "F1 macro")
+SPAN_MEASURES = ("entity F1",)
+QUESTION_MEASURES = ("F1", "exact match")
+RANKING_MEASURES = ("nDCG@10", "MRR@10")
+RETRIEVAL_MEASURES = (*RANKING_MEASURES, "recall@10")
+SIMILARITY_MEASURES = ("Spearman",)
+TEXT_MEASURES = ("chrF", "ROUGE-L", "exact match")
 
 
 def score_labels(expected: Sequence[str], predicted: Sequence[str]) -> Scores:
@@ -22,7 +29,11 @@ def score_labels(expected: Sequence[str], predicted: Sequence[str]) -> Scores:
     from sklearn.metrics import accuracy_score, f1_score
 
     macro = f1_score(expected, predicted, average="macro", zero_division=0)
-    return {"accuracy": float(accuracy_score(expected, predicted)), "F1 macro": float(macro)}
+    return _named(LABEL_MEASURES, accuracy_score(expected, predicted), macro)
+
+
+def _named(measures: Sequence[str], *values: float) -> Scores:
+    return {name: float(value) for name, value in zip(measures, values, strict=True)}
 
 
 def score_spans(
@@ -33,7 +44,7 @@ def score_spans(
 
     truth = [_tags(text, labels) for text, labels in zip(texts, expected, strict=True)]
     tags = [_tags(text, labels) for text, labels in zip(texts, predicted, strict=True)]
-    return {"entity F1": float(f1_score(truth, tags, zero_division=1))}
+    return _named(SPAN_MEASURES, f1_score(truth, tags, zero_division=1))
 
 
 def spans_of(entities: Sequence[Mapping[str, Any]]) -> list[Span]:
@@ -73,7 +84,7 @@ def score_questions(expected: Sequence[Sequence[str]], predicted: Sequence[str])
         for number, texts in enumerate(expected)
     ]
     scores = squad(answers, truth)
-    return {"F1": float(scores["f1"]) / 100, "exact match": float(scores["exact_match"]) / 100}
+    return _named(QUESTION_MEASURES, float(scores["f1"]) / 100, float(scores["exact_match"]) / 100)
 
 
 def score_ranking(relevance: Sequence[Sequence[float]], scores: Sequence[Sequence[float]]) -> Scores:
@@ -86,7 +97,7 @@ def score_ranking(relevance: Sequence[Sequence[float]], scores: Sequence[Sequenc
     pairs = [(np.asarray(r), np.asarray(s)) for r, s in zip(relevance, scores, strict=True) if len(r) > 1]
     gains = [ndcg_score([truth], [given], k=TOP) for truth, given in pairs]
     ranks = [_reciprocal_rank(truth[np.argsort(given)[::-1]] > 0) for truth, given in pairs]
-    return {"nDCG@10": _mean(gains), "MRR@10": _mean(ranks)}
+    return _named(RANKING_MEASURES, _mean(gains), _mean(ranks))
 
 
 def score_retrieval(relevance: Sequence[Mapping[str, float]], found: Sequence[Sequence[str]]) -> Scores:
@@ -99,11 +110,12 @@ def score_retrieval(relevance: Sequence[Mapping[str, float]], found: Sequence[Se
         np.array([truth.get(name, 0.0) for name in ids[:TOP]]) for truth, ids in zip(relevance, found, strict=True)
     ]
     right = [np.sort([grade for grade in truth.values() if grade > 0])[::-1] for truth in relevance]
-    return {
-        "nDCG@10": _mean([_gain(place) / _gain(ideal[:TOP]) for place, ideal in zip(places, right, strict=True)]),
-        "MRR@10": _mean([_reciprocal_rank(place > 0) for place in places]),
-        "recall@10": _mean([(place > 0).sum() / len(ideal) for place, ideal in zip(places, right, strict=True)]),
-    }
+    return _named(
+        RETRIEVAL_MEASURES,
+        _mean([_gain(place) / _gain(ideal[:TOP]) for place, ideal in zip(places, right, strict=True)]),
+        _mean([_reciprocal_rank(place > 0) for place in places]),
+        _mean([(place > 0).sum() / len(ideal) for place, ideal in zip(places, right, strict=True)]),
+    )
 
 
 def _gain(grades: np.ndarray) -> float:
@@ -124,7 +136,7 @@ def score_similarity(expected: Sequence[float], cosines: Sequence[float]) -> Sco
     """Score how alike pairs of texts are."""
     from scipy.stats import spearmanr
 
-    return {"Spearman": float(spearmanr(expected, cosines).statistic)}
+    return _named(SIMILARITY_MEASURES, spearmanr(expected, cosines).statistic)
 
 
 def rank_agreement(expected: np.ndarray, actual: np.ndarray) -> Scores:
@@ -198,11 +210,12 @@ def score_counts(counts: Sequence[TextCounts]) -> Scores:
     """
     from sacrebleu.metrics.chrf import CHRF
 
-    return {
-        "chrF": float(CHRF()._aggregate_and_compute([list(text.ngrams) for text in counts]).score) / 100,
-        "ROUGE-L": float(np.mean([text.rouge for text in counts])),
-        "exact match": float(np.mean([text.exact for text in counts])),
-    }
+    return _named(
+        TEXT_MEASURES,
+        CHRF()._aggregate_and_compute([list(text.ngrams) for text in counts]).score / 100,
+        float(np.mean([text.rouge for text in counts])),
+        float(np.mean([text.exact for text in counts])),
+    )
 
 
 def score_texts(expected: Sequence[str], predicted: Sequence[str]) -> Scores:

@@ -49,11 +49,21 @@ class Allowance:
 
 @dataclass(frozen=True)
 class LabelledJudge:
-    """Measures of variants on labelled data, which nothing was fitted to. `data`: its name, kind and hash."""
+    """Measures of variants on labelled data, which nothing was fitted to. `data`: its name, kind and hash.
+
+    Raises SpecError, before anything is answered, for a budget of a measure that the data does not have.
+    """
 
     evaluation: Evaluation
     budget: Budget
     data: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        if not self._measures:
+            raise SpecError(
+                f"--budget names {self.budget.measure}; {self.data['name']} has {self.data['kind']}, whose measures "
+                f"are {', '.join(self.evaluation.data.measures)}"
+            )
 
     @property
     def requests(self) -> list[Mapping[str, Any]]:
@@ -77,11 +87,8 @@ class LabelledJudge:
         return self.evaluation.data.score(self._expected)
 
     def allowance(self) -> Allowance:
-        """Return what the budget allows.
-
-        Raises SpecError for a measure that the data does not have, and for a score that leaves nothing of it.
-        """
-        measure = self._measure()
+        """Return what the budget allows. Raises SpecError for a score that leaves nothing of it."""
+        measure = self._measures[0]
         score, name = self.scores[measure], self.data["name"]
         if not score > 0:
             raise SpecError(f"--budget: PyTorch's {measure} on {name} is {score:.4f}: a variant has nothing to lose")
@@ -93,17 +100,13 @@ class LabelledJudge:
             )
         return Allowance(measure, score, 1 - share, self.data)
 
-    def _measure(self) -> str:
-        """Return the measure that the budget names, by its whole name or by a word of it, as in "F1 macro"."""
-        asked = self.budget.measure.lower().replace("_", " ")
-        names = [name for name in self.scores if name.lower() == asked]
-        names += [name for name in self.scores if asked in name.lower().split()]
-        if not names:
-            raise SpecError(
-                f"--budget names {self.budget.measure}; {self.data['name']} has {self.data['kind']}, whose measures "
-                f"are {', '.join(self.scores)}"
-            )
-        return names[0]
+    @property
+    def _measures(self) -> Sequence[str]:
+        """Measures that the budget names, by their whole name or by a word of it, as in "F1 macro"."""
+        asked, names = self.budget.measure.lower().replace("_", " "), self.evaluation.data.measures
+        return [name for name in names if name.lower() == asked] + [
+            name for name in names if asked in name.lower().split()
+        ]
 
     def judged(self, measured: MeasuredVariant, answers: Iterable[Answer]) -> MeasuredVariant:
         """Return `measured` with its scores, by its answers to the requests."""
@@ -114,7 +117,10 @@ class LabelledJudge:
 
 
 def labelled_judge(spec: BuildSpec, checkpoint: Checkpoint) -> LabelledJudge | None:
-    """Return the judge of --budget; None without one. Raises SpecError for data that does not fit the task."""
+    """Return the judge of --budget; None without one.
+
+    Raises SpecError for data that does not fit the task, and for a measure that it does not have.
+    """
     budget, path = spec.loss_budget, spec.data
     if budget is None or path is None:
         return None

@@ -24,7 +24,7 @@ from builder.checkpoints.labelled.evaluation import (
     without,
 )
 from builder.checkpoints.labelled.generation import same_text, written_text
-from builder.checkpoints.metrics import TextCounts, count_text, score_counts
+from builder.checkpoints.metrics import TEXT_MEASURES, TextCounts, count_text, score_counts
 from builder.checkpoints.tasks.base import seq2seq_task
 from builder.checkpoints.tokenizer import tokenizer_json
 from builder.common.errors import SpecError
@@ -134,7 +134,9 @@ def references(model: EncoderDecoder, rows: Sequence[Row], keys: Sequence[str]) 
         return [count_text(texts, written_text(one)) for texts, one in zip(right, answers, strict=True)]
 
     note = without(len(rows) - len(kept), "rows without a text and a reference")
-    return LabelledData("texts with references", f"{len(kept)} texts", samples, items, score_counts, note)
+    return LabelledData(
+        "texts with references", f"{len(kept)} texts", samples, items, score_counts, TEXT_MEASURES, note
+    )
 
 
 def as_served(model: EncoderDecoder) -> Comparison:

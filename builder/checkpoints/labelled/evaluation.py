@@ -22,8 +22,8 @@ class LabelledData:
     """Samples of a task, and the measures of answers to them by their labels, the most important first.
 
     `kind`: of the data, as tables name it. `count`: what was evaluated, such as "50 queries". `items`: what the
-    measures need of all answers, one item for each text, query or question. `score`: the measures of such items.
-    `note`: what was left out; "" for nothing.
+    measures need of all answers, one item for each text, query or question. `score`: the measures of such items, by the
+    names in `measures`. `note`: what was left out; "" for nothing.
     """
 
     kind: str
@@ -31,6 +31,7 @@ class LabelledData:
     samples: Sequence[Sample]
     items: Callable[[Sequence[Answer]], Sequence[Any]]
     score: Callable[[Sequence[Any]], Scores]
+    measures: Sequence[str]
     note: str = ""
 
 
@@ -58,6 +59,7 @@ def ranking_data(
     ranking: Ranking,
     labels: Sequence[Any],
     score: Callable[[Sequence[Any], Sequence[Any]], Scores],
+    measures: Sequence[str],
     note: str = "",
     found: Callable[[np.ndarray], Any] = np.ndarray.tolist,
 ) -> LabelledData:
@@ -70,7 +72,7 @@ def ranking_data(
         return list(zip(labels, map(found, ranker.scores(ranking, answers)), strict=True))
 
     return LabelledData(
-        kind, count, ranker.samples(ranking), items, lambda items: score(*zip(*items, strict=True)), note
+        kind, count, ranker.samples(ranking), items, lambda items: score(*zip(*items, strict=True)), measures, note
     )
 
 

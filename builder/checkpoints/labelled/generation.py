@@ -28,6 +28,9 @@ from builder.common.errors import SpecError
 ANSWER_TOKENS = 128  # of an answer, if its row has no max_tokens
 OPTIONS = {"max_tokens": "max_tokens", "stop": "stop_words", "until": "stop_words"}  # key of a row -> request option
 TOKEN_SCORES = "prompt_logprobs_output"
+OF_TEXTS = ("perplexity", "bits per byte")  # names of measures
+OF_CHOICES = ("accuracy", "accuracy, by length")
+OF_ANSWERS = ("exact match", "F1")
 
 
 def scored_texts(checkpoint: Checkpoint, rows: Sequence[Row], keys: Sequence[str]) -> LabelledData:
@@ -50,7 +53,7 @@ def scored_texts(checkpoint: Checkpoint, rows: Sequence[Row], keys: Sequence[str
 
     samples = [_scored(piece) for own in pieces for piece in own]
     note = without(len(rows) - len(texts), "rows without a text")
-    return LabelledData("texts", f"{len(texts)} texts", samples, items, _score_texts, note)
+    return LabelledData("texts", f"{len(texts)} texts", samples, items, _score_texts, OF_TEXTS, note)
 
 
 def _pieces(tokens: Sequence[int], longest: int) -> Iterator[Sequence[int]]:
@@ -61,7 +64,7 @@ def _pieces(tokens: Sequence[int], longest: int) -> Iterator[Sequence[int]]:
 def _score_texts(items: Sequence[tuple[float, int, int]]) -> Scores:
     """Score (sum of log-probabilities, tokens, bytes) of each text."""
     total, tokens, size = (sum(column) for column in zip(*items, strict=True))
-    return {"perplexity": math.exp(-total / max(1, tokens)), "bits per byte": -total / math.log(2) / size}
+    return dict(zip(OF_TEXTS, (math.exp(-total / max(1, tokens)), -total / math.log(2) / size), strict=True))
 
 
 def choices(checkpoint: Checkpoint, rows: Sequence[Row], keys: Sequence[str]) -> LabelledData:
@@ -96,7 +99,7 @@ def choices(checkpoint: Checkpoint, rows: Sequence[Row], keys: Sequence[str]) ->
             found.append((place, sums, [value / len(text) for value, text in zip(sums, texts, strict=True)]))
         return found
 
-    return LabelledData("questions with choices", f"{len(rows)} questions", samples, items, _score_choices)
+    return LabelledData("questions with choices", f"{len(rows)} questions", samples, items, _score_choices, OF_CHOICES)
 
 
 def _place(row: Row, options: str, key: str, texts: Sequence[str], number: int) -> int:
@@ -113,7 +116,7 @@ def _place(row: Row, options: str, key: str, texts: Sequence[str], number: int) 
 def _score_choices(items: Sequence[tuple[int, list[float], list[float]]]) -> Scores:
     """Score (place of the right choice, log-probability of each, the same by its characters) of each question."""
     right, sums, by_length = zip(*items, strict=True)
-    return {"accuracy": _share(right, sums), "accuracy, by length": _share(right, by_length)}
+    return dict(zip(OF_CHOICES, (_share(right, sums), _share(right, by_length)), strict=True))
 
 
 def _share(right: Sequence[int], scores: Sequence[Sequence[float]]) -> float:
@@ -138,12 +141,12 @@ def prompts(checkpoint: Checkpoint, rows: Sequence[Row], keys: Sequence[str]) ->
     def items(answers: Sequence[Answer]) -> list[tuple[Sequence[str], str]]:
         return [(texts, written_text(one)) for texts, one in zip(right, answers, strict=True)]
 
-    return LabelledData("prompts with answers", f"{len(rows)} prompts", samples, items, _score_answers)
+    return LabelledData("prompts with answers", f"{len(rows)} prompts", samples, items, _score_answers, OF_ANSWERS)
 
 
 def _score_answers(items: Sequence[tuple[Sequence[str], str]]) -> Scores:
     scores = score_questions(*zip(*items, strict=True))
-    return {"exact match": scores["exact match"], "F1": scores["F1"]}
+    return {name: scores[name] for name in OF_ANSWERS}
 
 
 def by_tokens(checkpoint: Checkpoint) -> Comparison:

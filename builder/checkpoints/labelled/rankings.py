@@ -8,7 +8,15 @@ from typing import Any
 import numpy as np
 
 from builder.checkpoints.labelled.evaluation import LabelledData, Row, ranking_data, text_of, texts_of, without
-from builder.checkpoints.metrics import TOP, score_ranking, score_retrieval, score_similarity
+from builder.checkpoints.metrics import (
+    RANKING_MEASURES,
+    RETRIEVAL_MEASURES,
+    SIMILARITY_MEASURES,
+    TOP,
+    score_ranking,
+    score_retrieval,
+    score_similarity,
+)
 from builder.checkpoints.rankers import EmbeddingRanker, Ranker, Ranking
 from builder.common.data_folders import CANDIDATES, CORPUS, QRELS, QUERIES
 from builder.common.errors import SpecError
@@ -35,6 +43,7 @@ def pairs(ranker: Ranker, rows: Sequence[Row], keys: Sequence[str]) -> LabelledD
         Ranking([text for text, _, _ in whole], documents, [[places[text]] for _, text, _ in whole]),
         [value for _, _, value in whole],
         lambda values, scores: score_similarity(values, [score for (score,) in scores]),
+        SIMILARITY_MEASURES,
         without(len(rows) - len(whole), "pairs without a text or a score"),
     )
 
@@ -90,6 +99,7 @@ def _ranked(
         Ranking([query for query, _, _ in lists], texts, candidates),
         relevance,
         score_ranking,
+        RANKING_MEASURES,
         without(left_out, "queries without a relevant document and another one"),
     )
 
@@ -136,6 +146,7 @@ def _search(
         Ranking(list(queries.values()), list(corpus.values()), [everything] * len(queries)),
         [relevance[name] for name in queries],
         score_retrieval,
+        RETRIEVAL_MEASURES,
         note,
         lambda scores: _best(ids, scores),
     )
@@ -174,6 +185,7 @@ def _rerank(
         Ranking(list(kept.values()), list(corpus.values()), [[places[name] for name in names] for names in lists]),
         grades,
         score_ranking,
+        RANKING_MEASURES,
         note,
     )
 

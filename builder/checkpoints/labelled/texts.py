@@ -7,6 +7,7 @@ from typing import Any
 
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.labelled.evaluation import LabelledData, Row, text_of, texts_of, without
+from builder.checkpoints.metrics import LABEL_MEASURES, QUESTION_MEASURES, SPAN_MEASURES
 from builder.checkpoints.tasks.base import encoder_task
 from builder.common.errors import SpecError
 
@@ -31,7 +32,7 @@ def labels(checkpoint: Checkpoint, rows: Sequence[Row], keys: Sequence[str]) -> 
             sample["text_pair"] = text_of(row, pair)
         labelled.append(sample)
     what = "texts" if pair is None or asked else "pairs of texts"
-    return _data(checkpoint, f"{what} with labels", what, labelled, len(rows))
+    return _data(checkpoint, f"{what} with labels", what, labelled, len(rows), LABEL_MEASURES)
 
 
 def _own_labels(checkpoint: Checkpoint) -> list[str]:
@@ -74,12 +75,12 @@ def _entity_data(checkpoint: Checkpoint, kind: str, labelled: Sequence[Row], row
     expected = {_type(entity) for row in labelled for entity in row["entities"]}
     if LABELS in checkpoint.task.samples[0]:  # which the request names
         asked = [{LABELS: sorted(expected), **row} for row in labelled if expected]
-        return _data(checkpoint, kind, "texts", asked, rows)
+        return _data(checkpoint, kind, "texts", asked, rows, SPAN_MEASURES)
     known = {_type({"entity": name}) for name in _own_labels(checkpoint)} - {"O"}
     if expected and not expected & known:
         raise SpecError(f"the file has entities {_list(expected)}; the model knows {_list(known)}: rename them")
     first = [{**row, "aggregation_strategy": "first"} for row in labelled]
-    return _data(checkpoint, kind, "texts", first, rows)
+    return _data(checkpoint, kind, "texts", first, rows, SPAN_MEASURES)
 
 
 def _type(entity: Row) -> str:
@@ -113,10 +114,12 @@ def questions(checkpoint: Checkpoint, rows: Sequence[Row], keys: Sequence[str]) 
             labelled.append({"question": row[question], "context": row[context], "answers": right})
     if not all(row["answers"] for row in labelled):  # SQuAD 2.0: some have none
         labelled = [{**row, "handle_impossible_answer": True} for row in labelled]
-    return _data(checkpoint, "questions with answers", "questions", labelled, len(rows))
+    return _data(checkpoint, "questions with answers", "questions", labelled, len(rows), QUESTION_MEASURES)
 
 
-def _data(checkpoint: Checkpoint, kind: str, what: str, labelled: Sequence[Row], rows: int) -> LabelledData:
+def _data(
+    checkpoint: Checkpoint, kind: str, what: str, labelled: Sequence[Row], rows: int, measures: Sequence[str]
+) -> LabelledData:
     """Return the data with the measures of the task itself."""
     if not labelled:
         raise SpecError(f"none of {rows} rows has a text with its label")
@@ -129,5 +132,6 @@ def _data(checkpoint: Checkpoint, kind: str, what: str, labelled: Sequence[Row],
         samples,
         lambda answers: list(zip(labelled, answers, strict=True)),
         lambda items: task.score(*zip(*items, strict=True)),
+        measures,
         note,
     )

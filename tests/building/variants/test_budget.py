@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from builder.building.families import encoder
 from builder.building.keys import own_files
+from builder.building.pipeline import build
 from builder.building.variants.budget import LabelledJudge
 from builder.checkpoints.labelled import Evaluation
 from builder.checkpoints.labelled.evaluation import Comparison, LabelledData
-from builder.checkpoints.metrics import Scores, score_labels
+from builder.checkpoints.metrics import LABEL_MEASURES, Scores, score_labels
 from builder.common.errors import SpecError
+from builder.options import make_spec
 from builder.options.parts import Budget
 from builder.repository.report.record import MeasuredVariant
+from tests.tiny_encoders import make_checkpoint
 
 DATA = {"name": "reviews.jsonl", "kind": "texts with labels", "count": "4 texts", "sha256": "0"}
 LABELS = ("good", "bad", "good", "bad")
@@ -31,7 +36,7 @@ def judge(budget: Budget, answers: Sequence[str] = LABELS) -> LabelledJudge:
         return score_labels(*zip(*pairs, strict=True))
 
     samples = [{"text_input": answer} for answer in answers]
-    labelled = LabelledData(DATA["kind"], DATA["count"], samples, items, score)
+    labelled = LabelledData(DATA["kind"], DATA["count"], samples, items, score, LABEL_MEASURES)
     comparison = Comparison(lambda sample: {"label": sample["text_input"]}, lambda a, b: float(a == b), "same label")
     return LabelledJudge(Evaluation(labelled, comparison), budget, DATA)
 
@@ -71,7 +76,6 @@ def test_variant_keeps_a_share_of_the_measure() -> None:
 @pytest.mark.parametrize(
     ("budget", "answers", "message"),
     [
-        (Budget("spearman", 0.1, True), LABELS, "reviews.jsonl has texts with labels, whose measures are accuracy, F1"),
         (Budget("accuracy", 0.1, True), ("bad", "good") * 2, "PyTorch's accuracy on reviews.jsonl is 0.0000"),
         (Budget("accuracy", 0.75, False), ("good", "bad", "good", "good"), "lose 0.75, .* is 0.7500: allow less"),
     ],
@@ -79,6 +83,19 @@ def test_variant_keeps_a_share_of_the_measure() -> None:
 def test_budget_that_cannot_be_measured_is_refused(budget: Budget, answers: Sequence[str], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         judge(budget, answers).allowance()
+
+
+def test_misspelt_measure_is_found_before_the_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: it was found after the export, and after PyTorch had answered all of the data."""
+    data = tmp_path / "reviews.jsonl"
+    data.write_text(json.dumps({"text": "A good film", "label": 0}))
+    model = make_checkpoint(tmp_path / "model", "bert", "text-classification")
+    monkeypatch.setattr(encoder, "export", lambda *_: pytest.fail("exported"))
+    spec = make_spec(
+        model=str(model), task="text-classification", budget="acuracy -0.5%", data=data, output=tmp_path / "r"
+    )
+    with pytest.raises(SpecError, match=r"names acuracy; reviews\.jsonl has texts .* measures are accuracy, F1 macro"):
+        build(spec)
 
 
 def test_keys_of_a_build_cover_the_data(tmp_path: Path) -> None:
