@@ -1,10 +1,11 @@
-"""`build-repo load-test`: perf_analyzer on served models."""
+"""`build-repo load-test`: perf_analyzer, or AIPerf for generation, on served models."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import json
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,20 +18,24 @@ from builder.common.errors import ServeError, SpecError
 from builder.common.files import write_output
 from builder.serving.client.client import Client
 from builder.serving.client.samples import samples_for
+from builder.serving.load import aiperf
 from builder.serving.load.compare import FigureComparison, compare_runs, comparison_table
 from builder.serving.load.measure import load_test
 from builder.serving.load.page import page
 from builder.serving.load.record import LoadTestRun, read, save, table
 from builder.serving.load.traffic import Target, concurrencies, rates, shares
-from builder.serving.server.triton import running
+from builder.serving.server.gateway import gateway
+from builder.serving.server.triton import free_ports, running
 
+LOOPBACK = "127.0.0.1"
 LIVE_S = 30.0  # for a server that listens to report that it is live
 
 
 def parser() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(
         prog="build-repo load-test",
-        description="Measure served models with perf_analyzer. Starts the embedded Triton if no server answers.",
+        description="Measure served models with perf_analyzer; models that generate with AIPerf, where installed. "
+        "Starts the embedded Triton if no server answers.",
     )
     add = arguments.add_argument
     add(
@@ -80,10 +85,24 @@ def run(options: argparse.Namespace) -> int:
             screen.print(f"no server at {url}: starting one on {options.repository}")
             url = stack.enter_context(running(options.repository)).url
         targets = [Target(name, model_samples(url, name, options.samples), share) for name, share in mix.items()]
-        tested = load_test(url, targets, levels, options.repeats, options.seconds, options.p99_ms)
+        through = _gateway(url, targets, stack)
+        tested = load_test(url, targets, levels, options.repeats, options.seconds, options.p99_ms, through)
     compared = [] if before is None else compare_runs(before, tested)
     _show(options, tested, before, compared)
     return 0
+
+
+def _gateway(url: str, targets: Sequence[Target], stack: contextlib.ExitStack) -> str | None:
+    """Start a gateway for AIPerf if a model generates text; return its address, or None if perf_analyzer measures."""
+    if not any(aiperf.STREAM in sample for target in targets for sample in target.samples):
+        return None
+    command = aiperf.missing()
+    if command is not None:
+        screen.print(f"perf_analyzer measures the streams; to measure them with AIPerf: {command}", markup=False)
+        return None
+    port = free_ports().http
+    stack.enter_context(gateway(url, LOOPBACK, port, log=subprocess.DEVNULL))
+    return f"http://{LOOPBACK}:{port}"
 
 
 def _show(

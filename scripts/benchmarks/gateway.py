@@ -63,14 +63,18 @@ def main() -> None:
 
 
 def make_models(folder: Path) -> None:
+    make_writer(folder)
+    if not (folder / "minilm").exists():
+        build(make_spec(model=str(minilm()), name="minilm", output=folder, precision="int8"))
+
+
+def make_writer(folder: Path) -> None:
     if not (folder / "writes").exists():
         with tempfile.TemporaryDirectory() as scratch:
             checkpoint = make_checkpoint("gpt2", Path(scratch) / "gpt2")
             limits: dict[str, Any] = {"quality": 0.0, "perplexity": 1e9}  # random weights have none to lose
             shape: dict[str, Any] = {"precision": "int8", "max_length": 256, "slots": 32}
             build(make_spec(model=str(checkpoint), name="writes", output=folder, **shape, **limits))
-    if not (folder / "minilm").exists():
-        build(make_spec(model=str(minilm()), name="minilm", output=folder, precision="int8"))
 
 
 async def measure(server: TritonServer, port: int, pid: int, options: argparse.Namespace) -> dict[str, Any]:

@@ -39,18 +39,24 @@ class FigureComparison:
 
 
 def compare_runs(before: LoadTestRun, after: LoadTestRun) -> list[FigureComparison]:
-    """Compare the figures of each model and level that both runs have. Raises SpecError if they share none."""
+    """Compare the figures of each model and level that both runs have from the same program.
+
+    Raises SpecError if they share none.
+    """
     earlier, rows = before.repeats(), []
     for (model, level), loads in after.repeats().items():
+        same = [load for load in earlier.get((model, level), []) if load.program == loads[0].program]
         for figure in COMPARED:
-            both = earlier.get((model, level), []), loads
+            both = same, loads
             old, new = ([value for value in map(figure.of, side) if value is not None] for side in both)
             if old and new:
                 change = compare_means(old, new)
                 rows.append(FigureComparison(model, str(level), figure, Estimate.of(old), Estimate.of(new), change))
     if not rows:
         had = ", ".join(sorted({f"{model} at {level}" for model, level in earlier}))
-        raise SpecError(f"the earlier load test has no model and level in common with this one: it has {had}")
+        raise SpecError(
+            f"the earlier load test has no model and level in common with this one: it has {had}, by {before.programs}"
+        )
     return rows
 
 

@@ -1,4 +1,4 @@
-"""Run load tests with the real perf_analyzer, on inputs that fit the task and are of mixed lengths.
+"""Run load tests with the real perf_analyzer or AIPerf, on inputs that fit the task and are of mixed lengths.
 
 Knows perf_analyzer's command line and files; takes a list of targets, and returns a Run.
 """
@@ -23,9 +23,10 @@ from builder.common.errors import ServeError
 from builder.common.machine import available_cores, cpu
 from builder.runtime.fields import Field
 from builder.serving.client.client import Client
+from builder.serving.load import aiperf
 from builder.serving.load.figures import ClientFigures, from_csv, from_export, statistics_between
 from builder.serving.load.perf_analyzer import find_perf_analyzer
-from builder.serving.load.record import LoadMeasurement, LoadTestRun
+from builder.serving.load.record import AIPERF, PERF_ANALYZER, LoadMeasurement, LoadTestRun
 from builder.serving.load.traffic import Level, Target
 
 SAMPLES_SENT = 512  # samples in perf_analyzer's input, which it repeats
@@ -45,8 +46,11 @@ def load_test(
     repeats: int = 3,
     seconds: float = 6.0,
     p99_ms: float | None = None,
+    gateway: str | None = None,
 ) -> LoadTestRun:
     """Send load to the models `targets` at `url` together, at each of `levels`, `repeats` times for `seconds` each.
+
+    With `gateway`, the address of a gateway over the same server, AIPerf drives the models of generation through it.
 
     A ramp ends after the first level that the server refuses, or at which the p99 of any model exceeds `p99_ms`;
     for a stream that is the p99 to its first token.
@@ -56,12 +60,13 @@ def load_test(
     stopped = None
     for level in levels:
         try:
-            measured = [load for seed in range(repeats) for load in measure(url, targets, level, seconds, seed)]
+            runs = [measure(url, targets, level, seconds, seed, gateway) for seed in range(repeats)]
         except ServeError as error:
             if not loads:
                 raise
             stopped = f"{level}: {error}"
             break
+        measured = [load for run in runs for load in run]
         loads += measured
         stopped = None if p99_ms is None else _exceeded_limit(measured, level, p99_ms)
         if stopped is not None:
@@ -81,8 +86,10 @@ def _exceeded_limit(loads: Sequence[LoadMeasurement], level: Level, limit_ms: fl
     return None
 
 
-def measure(url: str, targets: Sequence[Target], level: Level, seconds: float, seed: int = 0) -> list[LoadMeasurement]:
-    """Measure all `targets` together for `seconds`, after perf_analyzer's warm-up; return a measurement of each.
+def measure(
+    url: str, targets: Sequence[Target], level: Level, seconds: float, seed: int = 0, gateway: str | None = None
+) -> list[LoadMeasurement]:
+    """Measure all `targets` together for `seconds`, after a warm-up; return a measurement of each.
 
     `seed` draws the order of the samples, and the times at which the requests of a rate are sent. Repeated if
     perf_analyzer ends too early.
@@ -91,34 +98,61 @@ def measure(url: str, targets: Sequence[Target], level: Level, seconds: float, s
     """
     for _ in range(MAX_ATTEMPTS - 1):
         with contextlib.suppress(_ExportInterrupted):
-            return _measure(url, targets, level, seconds, seed)
-    return _measure(url, targets, level, seconds, seed)
+            return _measure(url, targets, level, seconds, seed, gateway)
+    return _measure(url, targets, level, seconds, seed, gateway)
 
 
-def _measure(url: str, targets: Sequence[Target], level: Level, seconds: float, seed: int) -> list[LoadMeasurement]:
-    program, environment = find_perf_analyzer()
+def _measure(
+    url: str, targets: Sequence[Target], level: Level, seconds: float, seed: int, gateway: str | None
+) -> list[LoadMeasurement]:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         clients = [stack.enter_context(Client(url, target.name)) for target in targets]
+        programs = [
+            AIPERF if gateway is not None and aiperf.is_completion(client, target.samples) else PERF_ANALYZER
+            for client, target in zip(clients, targets, strict=True)
+        ]
+        if PERF_ANALYZER in programs:
+            find_perf_analyzer()  # fetched before the measurement, and once
         before = [client.statistics() for client in clients]
         with ThreadPoolExecutor(len(targets)) as pool:
             runs = [
                 pool.submit(
                     _drive,
-                    [str(program), *_command(client, target.samples, level.part(target.share), seconds, seed, folder)],
-                    environment,
+                    gateway if program == AIPERF else None,
                     client,
+                    in_random_order(target.samples, seed),
+                    level.part(target.share),
+                    seconds,
+                    seed,
                     folder,
-                    TIMEOUT_FACTOR * seconds + 60,
                 )
-                for client, target in zip(clients, targets, strict=True)
+                for program, client, target in zip(programs, clients, targets, strict=True)
             ]
             seen = [run.result() for run in runs]
         served = [statistics_between(was, client.statistics()) for was, client in zip(before, clients, strict=True)]
     return [
-        LoadMeasurement(target.name, level, *both)
-        for target, both in zip(targets, zip(seen, served, strict=True), strict=True)
+        LoadMeasurement(target.name, level, client, server, program)
+        for target, client, server, program in zip(targets, seen, served, programs, strict=True)
     ]
+
+
+def _drive(
+    gateway: str | None,
+    client: Client,
+    samples: Sequence[Mapping[str, Any]],
+    level: Level,
+    seconds: float,
+    seed: int,
+    folder: Path,
+) -> ClientFigures:
+    """Run AIPerf on `gateway` or, without one, perf_analyzer on Triton."""
+    limit_s = TIMEOUT_FACTOR * seconds + 60
+    if gateway is not None:
+        return aiperf.drive(gateway, client.name, samples, level, seconds, seed, folder, limit_s)
+    program, environment = find_perf_analyzer()
+    command = [str(program), *_command(client, samples, level, seconds, seed, folder)]
+    return _run(command, environment, client, folder, limit_s)
 
 
 def _command(
@@ -126,7 +160,7 @@ def _command(
 ) -> list[str]:
     """Return perf_analyzer's options. Writes its input to `folder`, where it also writes its results."""
     data = folder / f"{client.name}.input.json"
-    data.write_text(json.dumps(_input_data(in_random_order(samples, seed), client.signature.inputs)), "utf-8")
+    data.write_text(json.dumps(_input_data(samples, client.signature.inputs)), "utf-8")
     command = ["-m", client.name, "-u", client.url, "-i", "grpc", "--input-data", str(data)]
     command += ["--measurement-interval", str(round(1000 * seconds / MIN_WINDOWS)), "--stability-percentage", "999"]
     command += ["--percentile", "50", "-f", str(_report(folder, client.name))]
@@ -144,7 +178,7 @@ def _command(
 def in_random_order(samples: Sequence[Mapping[str, Any]], seed: int) -> list[Mapping[str, Any]]:
     """Return passes over all `samples`, each in another random order.
 
-    perf_analyzer sends them in turn: if a file has its long ones together, as ours has, they would arrive together
+    The programs send them in turn: if a file has its long ones together, as ours has, they would arrive together
     too, and wait for each other.
     """
     chance = np.random.default_rng(seed)
@@ -171,7 +205,7 @@ def _export(folder: Path, name: str) -> Path:
     return folder / f"{name}.json"
 
 
-def _drive(
+def _run(
     command: list[str], environment: dict[str, str], client: Client, folder: Path, limit_s: float
 ) -> ClientFigures:
     """Run perf_analyzer and read its results. Raises ServeError; _ExportInterrupted if measuring again may help."""

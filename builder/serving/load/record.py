@@ -16,17 +16,22 @@ from builder.serving.load.figures import ClientFigures, ServerFigures, StreamLat
 from builder.serving.load.noise import Estimate
 from builder.serving.load.traffic import Level
 
+PERF_ANALYZER, AIPERF = "perf_analyzer over gRPC", "AIPerf over the gateway"
 SCHEMA = 1  # incremented when a field changes its name, its type or its meaning
 
 
 @dataclass(frozen=True)
 class LoadMeasurement:
-    """One repeat: the model under its share of `level`, as clients saw it and as Triton counted it."""
+    """One repeat: the model under its share of `level`, as clients saw it and as Triton counted it.
+
+    `program`: the load generator, and what it sends to.
+    """
 
     model: str
     level: Level
     client: ClientFigures
     server: ServerFigures
+    program: str = PERF_ANALYZER
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,11 @@ class LoadTestRun:
         for load in self.loads:
             groups.setdefault((load.model, load.level), []).append(load)
         return groups
+
+    @property
+    def programs(self) -> str:
+        """Load generators that measured, in words."""
+        return " and ".join(dict.fromkeys(load.program for load in self.loads))
 
     def document(self) -> dict[str, Any]:
         """Return the run as JSON values."""
@@ -96,7 +106,7 @@ def table(run: LoadTestRun) -> Table:
         figure for figure in shown if figure.title != "failures" or any(load.server.failures for load in run.loads)
     ]
     count = max(map(len, groups.values()))
-    title = f"{count} x {run.seconds:g} s a level, perf_analyzer over gRPC, {run.server}"
+    title = f"{count} x {run.seconds:g} s a level, {run.programs}, {run.server}"
     result = Table(title=title, title_justify="left")
     result.add_column("model", no_wrap=True)
     for name in ("load", *(figure.title for figure in shown)):
@@ -134,4 +144,5 @@ def _load(document: dict[str, Any]) -> LoadMeasurement:
         Level(**document["level"]),
         ClientFigures(**{**client, "stream": stream}),
         ServerFigures(**document["server"]),
+        document.get("program", PERF_ANALYZER),
     )

@@ -24,12 +24,13 @@ STOP_TIMEOUT_S = 65  # it drains running requests, within 60 seconds by default
 
 
 @contextmanager
-def gateway(triton: str, host: str, port: int, *more: str) -> Iterator[Process]:
+def gateway(triton: str, host: str, port: int, *more: str, log: int | None = None) -> Iterator[Process]:
     """Run `build-repo gateway` on `host`:`port` over the gRPC address `triton`; `more`: its other options.
 
+    `log`: where its access log goes, as Popen takes it; by default to this process's standard output.
     Raises ServeError if it does not start; its own output gives the reason.
     """
-    process = _start(triton, host, port, *more)
+    process = _start(triton, host, port, *more, log=log)
     try:
         _wait(process, host, port)
         yield process
@@ -86,10 +87,10 @@ class GatewaySupervisor(threading.Thread):
         _stop(self.process)
 
 
-def _start(triton: str, host: str, port: int, *more: str) -> Process:
+def _start(triton: str, host: str, port: int, *more: str, log: int | None = None) -> Process:
     options = ["--url", triton, "--host", host, "--port", str(port), *more]
     command = [sys.executable, "-c", GATEWAY_PROGRAM, "gateway", *options]
-    return subprocess.Popen(command, start_new_session=True, preexec_fn=die_with_parent)
+    return subprocess.Popen(command, stdout=log, start_new_session=True, preexec_fn=die_with_parent)
 
 
 def _stop(process: Process) -> None:

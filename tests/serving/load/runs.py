@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
+
+from rich.console import Console
 
 from builder.serving.load.figures import ClientFigures, ServerFigures, StreamLatency
 from builder.serving.load.record import LoadMeasurement, LoadTestRun
@@ -35,3 +38,9 @@ def stream(level: Level, tokens: Sequence[float], model: str = "writes") -> list
         )
         for rate in tokens
     ]
+
+
+def shown(thing: object) -> str:
+    console = Console(width=240, file=io.StringIO(), record=True)
+    console.print(thing)
+    return console.export_text()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from builder.common.errors import ServeError, SpecError
 from builder.serving.load import measure
@@ -20,7 +18,7 @@ from builder.serving.load.page import page
 from builder.serving.load.record import LoadTestRun, read, save, table
 from builder.serving.load.traffic import Level, concurrencies, rates, shares
 from tests.pages import shows_every_text, stands_alone
-from tests.serving.load.runs import encoder, run_of, stream
+from tests.serving.load.runs import encoder, run_of, shown, stream
 
 EIGHT, TWENTY = Level("concurrency", 8), Level("rate", 20.0)
 
@@ -186,18 +184,12 @@ def test_saved_run_is_read_back_unchanged(tmp_path: Path) -> None:
             read(tmp_path / "load.json")
 
 
-def _shown(thing: object) -> str:
-    console = Console(width=240, file=io.StringIO(), record=True)
-    console.print(thing)
-    return console.export_text()
-
-
 def test_table_shows_the_measured_figures() -> None:
-    both = _shown(table(run_of(*encoder(EIGHT, [100.0, 110.0]), *stream(TWENTY, [640.0, 641.0]))))
+    both = shown(table(run_of(*encoder(EIGHT, [100.0, 110.0]), *stream(TWENTY, [640.0, 641.0]))))
     for text in ("topics", "8 at once", "105 ±63.5", "writes", "20/s", "between tokens p50 ms", "tokens/s", "queue ms"):
         assert text in both
     assert "failures" not in both
-    alone = _shown(table(run_of(*encoder(EIGHT, [100.0]))))
+    alone = shown(table(run_of(*encoder(EIGHT, [100.0]))))
     assert "±" not in alone
     assert "first token" not in alone
 
@@ -212,7 +204,7 @@ def test_compare_runs_matches_models_and_levels() -> None:
     assert rows[("20/s", "requests/s")] == "noise unknown"
     back = {(row.level, row.figure.title): row.verdict for row in compare_runs(after, before)}
     assert back[("8 at once", "requests/s")] == "worse"
-    assert "+30.0%" in _shown(comparison_table(compare_runs(before, after), before))
+    assert "+30.0%" in shown(comparison_table(compare_runs(before, after), before))
     with pytest.raises(SpecError, match="no model and level in common with this one: it has topics at 20/s"):
         compare_runs(run_of(*encoder(TWENTY, [20.0])), run_of(*encoder(EIGHT, [20.0])))
 
