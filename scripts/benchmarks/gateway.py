@@ -68,13 +68,13 @@ def make_models(folder: Path) -> None:
         build(make_spec(model=str(minilm()), name="minilm", output=folder, precision="int8"))
 
 
-def make_writer(folder: Path) -> None:
+def make_writer(folder: Path, **options: Any) -> None:
     if not (folder / "writes").exists():
         with tempfile.TemporaryDirectory() as scratch:
             checkpoint = make_checkpoint("gpt2", Path(scratch) / "gpt2")
             limits: dict[str, Any] = {"quality": 0.0, "perplexity": 1e9}  # random weights have none to lose
             shape: dict[str, Any] = {"precision": "int8", "max_length": 256, "slots": 32}
-            build(make_spec(model=str(checkpoint), name="writes", output=folder, **shape, **limits))
+            build(make_spec(model=str(checkpoint), name="writes", output=folder, **shape, **limits, **options))
 
 
 async def measure(server: TritonServer, port: int, pid: int, options: argparse.Namespace) -> dict[str, Any]:

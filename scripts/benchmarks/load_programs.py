@@ -3,7 +3,8 @@
 AIPerf as `load-test` runs it, and a closed loop of our own that knows nothing of it, send the same streamed completions
 to one gateway, by turns in one run. perf_analyzer, as `load-test` runs it without AIPerf, asks Triton itself.
 
-GPT-2 124M shape with random weights, int8, 32 slots; the loop is asyncio, in this process. Needs AIPerf on PATH.
+GPT-2 124M shape with random weights, int8, 32 slots, on one thread: the processes of AIPerf need a core too. The loop
+is asyncio, in this process. Needs AIPerf on PATH.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.repository or Path(scratch) / "repository"
-        make_writer(folder)
+        make_writer(folder, threads=1)
         port = free_ports().http
         with running(folder) as server, gateway(server.url, HOST, port, log=subprocess.DEVNULL):
             address = f"http://{HOST}:{port}"
