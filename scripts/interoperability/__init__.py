@@ -13,4 +13,5 @@ CLIENTS: dict[str, tuple[str, ...]] = {  # file of clients/ -> its packages, the
     "lm_eval": ("lm-eval[api]==0.4.13", "transformers==5.23.0"),
     "aiperf": ("aiperf==0.13.0",),
     "guidellm": ("guidellm==0.8.1", "torch==2.13.0"),
+    "dynamo": ("ai-dynamo==1.6.1", "tritonclient[grpc]==2.73.0"),
 }

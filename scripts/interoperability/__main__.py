@@ -24,6 +24,7 @@ from tests.tiny_encoders import make_checkpoint
 FOLDER = Path(__file__).parent
 LONGEST_S = 400  # of one client
 LENGTH = 4096  # tokens of a prompt and its answer
+LABELS = {0: "bad", 1: "fair", 2: "good"}
 TEMPLATE = (  # Hermes' notation of calls, in as few tokens as may be
     "{{ bos_token }}{% for t in tools or [] %}{{ t.function | tojson }}\n{% endfor %}{% for m in messages %}"
     "<{{ m.role }}> {{ m.content or '' }}{% for c in m.tool_calls or [] %}<tool_call>\n{{ c.function | tojson }}\n"
@@ -52,8 +53,10 @@ def main() -> None:
             work = {
                 "gateway": f"http://127.0.0.1:{port}",
                 "triton": f"http://{server.host}:{server.ports.http}",
+                "grpc": server.url,
                 "tokenizer": str(checkpoint),
-                **{kind: kind for kind in ("writes", "embeds", "ranks")},
+                **{kind: kind for kind in ("writes", "embeds", "ranks", "labels")},
+                "classes": len(LABELS),
             }
             for name, python in pythons.items():
                 outcomes = {name: attempt(name, python, work)}
@@ -70,7 +73,10 @@ def record(file: Path, outcomes: dict[str, Any]) -> None:
 
 
 def make_models(scratch: Path) -> tuple[Path, Path]:
-    """Build a chat decoder with tools, embeddings and a reranker; return the repository and the first's checkpoint."""
+    """Build a chat decoder with tools, embeddings, a reranker and a classifier.
+
+    Returns the repository, and the checkpoint of the first.
+    """
     folder = scratch / "repository"
     decoder = make_decoder_checkpoint(scratch / "writes", "llama", chat=True, max_position_embeddings=LENGTH)
     settings = decoder / "tokenizer_config.json"
@@ -81,6 +87,8 @@ def make_models(scratch: Path) -> tuple[Path, Path]:
     build(make_spec(model=str(embeds), name="embeds", task="sentence-similarity", output=folder, pooling="mean"))
     ranks = make_checkpoint(scratch / "ranks", "bert", "text-ranking", {0: "LABEL_0"})
     build(make_spec(model=str(ranks), name="ranks", task="text-ranking", output=folder))
+    labels = make_checkpoint(scratch / "labels", "bert", "text-classification", LABELS)
+    build(make_spec(model=str(labels), name="labels", task="text-classification", output=folder))
     return folder, decoder
 
 
