@@ -23,7 +23,7 @@ from builder.common.errors import ServeError
 from builder.serving.client.client import Client
 from builder.serving.load.figures import ClientFigures, StreamLatency
 from builder.serving.load.traffic import Level
-from builder.serving.server.process import process_group
+from builder.serving.server.process import end_group
 
 PROGRAM = "aiperf"
 INSTALLING = "uv tool install aiperf==0.13.0"  # an environment of its own: it pins an older psutil than this project
@@ -75,15 +75,19 @@ def drive(
     else:
         command += ["--concurrency", f"{level.value:g}", "--warmup-request-count", f"{level.value:g}"]
     environment = {name: value for name, value in os.environ.items() if name != OFFLINE}
-    with process_group(command, environment, None) as (process, log, reader):
-        try:
-            status = process.wait(limit_s)
-        except subprocess.TimeoutExpired as error:
-            raise ServeError(f"AIPerf did not end within {limit_s:.0f} s; ask {model} with build-repo query") from error
-        reader.join()
+    output = folder / f"{model}.aiperf.log"
+    with output.open("w") as log:  # without preexec_fn, for its fork waits for the calls of gRPC, sometimes for ever
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+    try:
+        status = process.wait(limit_s)
+    except subprocess.TimeoutExpired as error:
+        raise ServeError(f"AIPerf did not end within {limit_s:.0f} s; ask {model} with build-repo query") from error
+    finally:
+        end_group(process)
     report = results / "profile_export_aiperf.json"
     if not report.is_file():
-        lines = [line for line in log if "ERROR" in line] or [line for line in log if line.strip()]
+        text = [line for line in output.read_text("utf-8", errors="replace").splitlines() if line.strip()]
+        lines = [line for line in text if "ERROR" in line] or text
         raise ServeError(f"AIPerf ended with status {status}: {lines[-1] if lines else 'it said nothing'}")
     return from_report(json.loads(report.read_text("utf-8")))
 
