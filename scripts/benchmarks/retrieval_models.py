@@ -22,6 +22,7 @@ TEMPLATE = (
     "<|im_start|>system\nJudge whether the document answers the query. Answer yes or no.\n"
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}assistant:"
 )
+UNLIMITED = {"queue": {"timeout_us": 0}}  # in fp32, requests of 8 clients wait for longer than the default 30 s
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ RETRIEVAL_MODELS: dict[str, RetrievalModel] = {
             "quality": 0.0,
             "task": "text-ranking",
             "max_length": 640,
-            "serving": {"queue": {"timeout_us": 0}},  # in fp32, requests of 8 clients wait for more than 30 s
+            "serving": UNLIMITED,
         },
         documents=20,
         seconds=20,
@@ -139,7 +140,7 @@ RETRIEVAL_MODELS: dict[str, RetrievalModel] = {
     "colbert": RetrievalModel(
         "late",
         _colbert,
-        {"quality": 0.0, "task": "multi-vector-embedding", "truncate": True},
+        {"quality": 0.0, "task": "multi-vector-embedding", "truncate": True, "serving": UNLIMITED},
         documents=100,
         seconds=15,
     ),
