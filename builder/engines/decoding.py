@@ -99,6 +99,10 @@ class DecodingEngine(ABC):
     def fuse(self, exported: Graph, folder: Path) -> Graph:
         """Return the graph in fp32 that is verified first. Raises ExportError if the release would not run it."""
 
+    def over(self, fused: Graph) -> DecodingEngine:
+        """Return the engine with another cache if `fused` cannot be over this one, which is the default alone."""
+        return self
+
     @property
     @abstractmethod
     def cache_type(self) -> CacheType:

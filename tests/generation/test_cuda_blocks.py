@@ -22,11 +22,13 @@ from builder.building.verify.generation import geometry_of
 from builder.common.errors import SpecError
 from builder.engines import graph_engine
 from builder.engines.cuda.blocks import page_attention
+from builder.engines.cuda.capacity import MAX_SLOTS
+from builder.engines.cuda.decoding import CudaDecoding
 from builder.engines.optimise.fusion import fuse
 from builder.engines.optimise.half_precision import to_half
 from builder.graphs.export.decoder import export_decoder
 from builder.graphs.onnx.candidates import with_candidates
-from builder.graphs.onnx.graph import load_graph, save_graph
+from builder.graphs.onnx.graph import Graph, load_graph, save_graph
 from builder.graphs.onnx.slots import slot_copier
 from builder.options import make_spec
 from builder.repository.report.record import read_report
@@ -300,6 +302,36 @@ def test_t4_decodes_from_blocks_by_default_without_bounds(
         Path(shutil.copytree(one, tmp_path / name)) for name, one in (("t4", version), ("l4", built / "writes/1"))
     )
     assert answers(t4, texts) == answers(l4, texts)
+
+
+def test_graph_that_cannot_be_paged_is_served_in_slots_by_default(
+    built: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Regression: the build stopped with "give --slots" though nobody had asked for blocks."""
+    fuse_as_before = CudaDecoding.fuse
+
+    def fused(self: CudaDecoding, exported: Graph, folder: Path) -> Graph:
+        graph = fuse_as_before(self, exported, folder)
+        model = load_graph(graph.path)
+        for node in model.graph.node:
+            if node.op_type == "GroupQueryAttention":  # an attribute without effect, for do_rotary is 0
+                node.attribute.append(onnx.helper.make_attribute("rotary_interleaved", 1))
+        return save_graph(model, folder / "other" / graph.path.name)
+
+    monkeypatch.setattr(CudaDecoding, "fuse", fused)
+    options: dict[str, Any] = {"model": str(built.parent / "checkpoint"), "name": "writes", "output": tmp_path / "r"}
+    options |= {"target": "cuda", "precision": "fp16", "max_length": 128, "quality": 0.9}
+    options |= {"gpu": {"card": "t4", "memory_limit_mb": 1}}
+    build(make_spec(**options))
+    arena = load_generation(tmp_path / "r" / "writes" / "1").arena
+    assert arena.blocks is None
+    assert 1 < arena.slots < MAX_SLOTS, "as many as the card has memory for"
+    (remark,) = (text for text in read_report(tmp_path / "r", "writes").warnings if "its cache is in slots" in text)
+    assert remark.endswith(
+        "rotary_interleaved that ONNX Runtime's PagedAttention does not take as GroupQueryAttention does"
+    )
+    with pytest.raises(SpecError, match="give --slots and no --cache-gb"):
+        build(make_spec(**options, cache_gb=0.0002))
 
 
 @pytest.mark.parametrize(

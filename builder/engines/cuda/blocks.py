@@ -41,7 +41,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from builder.common.errors import SpecError
+from builder.common.errors import ExportError, SpecError
 from builder.graphs.onnx.cleanup import drop_unused
 from builder.graphs.onnx.graph import Graph, load_graph, save_graph
 from builder.graphs.onnx.nodes import add_constant_once, attributes_of, replace_nodes
@@ -64,6 +64,20 @@ def page_attention(graph: Graph, folder: Path, bounded: bool = True) -> Graph:
 
     `bounded`: it takes `attention_metadata`.
     """
+    return save_graph(_over_blocks(graph, bounded), folder / "blocks" / graph.path.name)
+
+
+def why_not_paged(graph: Graph) -> str | None:
+    """Return why the attention of `graph` cannot be over blocks; None if it can be."""
+    try:
+        _over_blocks(graph, bounded=True)
+    except (SpecError, ExportError) as error:
+        return str(error).removesuffix(f"; {ADVICE}")
+    return None
+
+
+def _over_blocks(graph: Graph, bounded: bool) -> onnx.ModelProto:
+    """Return `graph` over blocks, without the weights that lie beside it. See `page_attention`."""
     tables = {name: axes for name, axes in TABLES.items() if bounded or name != BOUNDS}
     model = load_graph(graph.path)
     past = {}
@@ -84,7 +98,7 @@ def page_attention(graph: Graph, folder: Path, bounded: bool = True) -> Graph:
     _declare(model.graph, past, block, tables)
     drop_unused(model.graph)
     refuse_leftovers(model.graph, ADVICE)
-    return save_graph(model, folder / "blocks" / graph.path.name)
+    return model
 
 
 def _cache(name: str, after: str = "") -> str:

@@ -46,10 +46,13 @@ def is_before_flash(card: str) -> bool:
     return version_tuple(CARDS[card].compute_capability) < version_tuple(MIN_CAPABILITY)
 
 
-def sized(spec: BuildSpec, layers: Sequence[LayerShape], width: int, weights: int, length: int) -> BuildSpec:
+def sized(
+    spec: BuildSpec, layers: Sequence[LayerShape], width: int, weights: int, length: int, in_blocks: bool = True
+) -> BuildSpec:
     """Return `spec` with --slots and, over blocks, --cache-gb by the memory of the card, if neither is given.
 
-    `width`: bytes of a number of the cache; `weights`: bytes as served; `length`: tokens of the longest text.
+    `width`: bytes of a number of the cache; `weights`: bytes as served; `length`: tokens of the longest text;
+    `in_blocks`: False for a cache in slots whatever the card.
     """
     card = card_of(spec)
     if card is None or not is_open(spec):
@@ -61,7 +64,7 @@ def sized(spec: BuildSpec, layers: Sequence[LayerShape], width: int, weights: in
     of_text, block = cache_bytes(layers, 1, length, width), block_tokens(Geometry.pairs(layers))
     largest = max(layer.heads * layer.size for layer in layers)
     slots = min(MAX_SLOTS, MAX_NUMBERS // (length * largest), int(SHARE * free // of_text))
-    if why_no_blocks(spec) is None and (slots < MAX_SLOTS or is_before_flash(name)):
+    if in_blocks and why_no_blocks(spec) is None and (slots < MAX_SLOTS or is_before_flash(name)):
         share = SHARE_BEFORE_FLASH if is_before_flash(name) else SHARE
         size = min(share * free, cache_bytes(layers, MAX_NUMBERS // (block * largest), block, width))
         if size > cache_bytes(layers, 1, length + block, width):

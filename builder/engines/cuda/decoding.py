@@ -26,7 +26,7 @@ from builder.engines.cuda import (
     why_no_blocks,
     without_kernel,
 )
-from builder.engines.cuda.blocks import page_attention
+from builder.engines.cuda.blocks import page_attention, why_not_paged
 from builder.engines.cuda.capacity import card_of, is_before_flash, is_open, sized
 from builder.engines.cuda.eight_bit import CudaEightBit, product_entries
 from builder.engines.cuda.on_cpu import on_cpu
@@ -59,9 +59,13 @@ SMALLER = {"fp16": 2, "bf16": 2, "int8-weights": 4, "int4-weights": 8}  # than f
 
 @dataclass(frozen=True)
 class CudaDecoding(OnnxRuntimeDecoding):
-    """`in_slots`: why its cache is not in blocks, where that was left to the build."""
+    """`in_slots`: why its cache is not in blocks, where that was left to the build.
+
+    `otherwise`: the engine with a cache in slots, where blocks are the default alone.
+    """
 
     in_slots: str | None = None
+    otherwise: CudaDecoding | None = None
 
     keeps_states: ClassVar[bool] = False
     takes_adapters: ClassVar[bool] = False
@@ -97,8 +101,16 @@ class CudaDecoding(OnnxRuntimeDecoding):
     def sized(self, layers: Sequence[LayerShape], weights: int, length: int) -> CudaDecoding:
         refuse_head_sizes({shape.size for shape in layers})
         served = round(weights / 4 * BYTES_PER_WEIGHT[self.spec.precision])
-        reason = why_no_blocks(self.spec) if self._card is not None and is_open(self.spec) else None
-        return CudaDecoding(sized(self.spec, layers, BYTES[self.cache_type], served, length), reason)
+        width, is_default = BYTES[self.cache_type], self._card is not None and is_open(self.spec)
+        chosen = sized(self.spec, layers, width, served, length)
+        if is_default and chosen.cache_gb is not None:
+            in_slots = sized(self.spec, layers, width, served, length, in_blocks=False)
+            return CudaDecoding(chosen, otherwise=CudaDecoding(in_slots))
+        return CudaDecoding(chosen, why_no_blocks(self.spec) if is_default else None)
+
+    def over(self, fused: Graph) -> CudaDecoding:
+        reason = None if self.otherwise is None else why_not_paged(fused)
+        return self if self.otherwise is None or reason is None else replace(self.otherwise, in_slots=reason)
 
     def plan_memory(self, layers: Sequence[LayerShape], weights: int, length: int) -> ReservedMemory:
         """Plan the card's memory, beside the least that the weights will take; with --cache-gb, whole blocks."""

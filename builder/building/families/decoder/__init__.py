@@ -12,7 +12,7 @@ from pathlib import Path
 from builder.building.families import Family, given_options
 from builder.building.families.decoder.drafted import load_hidden_states_draft, refuse_draft
 from builder.building.families.decoder.fastest_engine import FastestEngine, PerEngine, run_each
-from builder.building.families.decoder.one_engine import Decoder
+from builder.building.families.decoder.one_engine import Decoder, refuse_search
 from builder.building.families.generating import read_samples, refuse_options
 from builder.checkpoints.chat_template import chat_template
 from builder.checkpoints.checkpoint import Checkpoint
@@ -42,7 +42,7 @@ def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -
     refuse_draft(spec)
     file = generation_file(checkpoint.folder)
     refuse_unserved(checkpoint.model.generation_config, is_decoder=True, file=file)
-    _refuse_search(spec, checkpoint)
+    refuse_search(spec, checkpoint)
     chat_template(checkpoint.tokenizer)  # raises for one that cannot be served
     refuse_other_text(checkpoint.tokenizer)
     draft = load_hidden_states_draft(spec, checkpoint)
@@ -58,21 +58,6 @@ def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -
         return FastestEngine(decoders.by_engine, decoders.refused)
 
 
-def _refuse_search(spec: BuildSpec, checkpoint: Checkpoint) -> None:
-    """Raise SpecError if a search, of --beams or of the checkpoint's own, needs more slots than there are."""
-    config = checkpoint.model.generation_config
-    if spec.beams is not None and spec.beams > spec.slots:
-        raise SpecError(
-            f"a search of {spec.beams} beams needs as many slots, and the GPU has memory for {spec.slots}: lower "
-            "--beams or --max-length"
-        )
-    if spec.beams is None and not config.do_sample and (config.num_beams or 1) > spec.slots:
-        raise SpecError(
-            f"the checkpoint's {generation_file(checkpoint.folder)} searches with {config.num_beams} beams, which need "
-            f"as many slots; --slots is {spec.slots}. Give it more, or say with --beams how many a search is to have"
-        )
-
-
 def _on_one(
     engine: DecodingEngine, checkpoint: Checkpoint, folder: Path, draft: HiddenStatesDraft | None = None
 ) -> Decoder:
@@ -83,7 +68,7 @@ def _on_one(
         engine.refuse_states()
     engine = engine.sized(layers, weights, checkpoint.max_length)
     spec = engine.spec
-    _refuse_search(spec, checkpoint)
+    refuse_search(spec, checkpoint)
     memory = engine.plan_memory(layers, weights, checkpoint.max_length)
     tokens, heads = largest_call(spec.prefill_tokens, spec.slots), bias_heads(checkpoint.model)
     if heads and not engine.paged:

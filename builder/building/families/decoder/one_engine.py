@@ -43,9 +43,9 @@ from builder.building.verify.runtimes import Replay
 from builder.checkpoints.chat_template import chat_template, part_roles, thinking, tool_parser, tool_template
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.drafts.loading import HiddenStatesDraft
-from builder.checkpoints.generation_config import total_length
+from builder.checkpoints.generation_config import generation_file, total_length
 from builder.checkpoints.tokenizer import tokenizer_json
-from builder.common.errors import VerificationError
+from builder.common.errors import SpecError, VerificationError
 from builder.common.memory import ReservedMemory
 from builder.common.progress import Stage
 from builder.common.workplace import require_disk_space
@@ -120,6 +120,8 @@ class Decoder:
 
     def select(self, exact: VerifiedDecoder, stage: Stage) -> SelectedDecoder:
         """Choose the precision, requested or fastest within the quality; then the cache; then the release's form."""
+        if (other := self._otherwise(exact.fused)) is not None:
+            return other.select(exact, stage)
         exact, checkpoint = self._judged_as_served(exact, stage), self.checkpoint
         pytorch, judge = exact.pytorch.measured, self._judge(exact.fused, exact.pytorch)
         candidates = PrecisionCandidates(
@@ -150,10 +152,14 @@ class Decoder:
 
     def replay(self, choice: SelectedDecoder) -> Replay:
         """Return calls with rows in pieces, past the windows and together."""
+        if (other := self._otherwise(choice.exact.fused)) is not None:
+            return other.replay(choice)
         return Replay(choice.own.engine, self._in_process, lambda: [self._case(choice)])
 
     def result(self, choice: SelectedDecoder, stage: Stage) -> Result:
         """Return the decode loop with its graph inside or, for BLS, beside it."""
+        if (other := self._otherwise(choice.exact.fused)) is not None:
+            return other.result(choice, stage)
         checkpoint, caches, graph = self.checkpoint, choice.exact.fused.exported.caches, choice.graph
         graphs = [graph, *self.engine.beside(graph, caches, self.folder)]
         serving = needing_cpus(decoder_serving(checkpoint, self.engine, self.memory, graph, caches), self.spec, [graph])
@@ -208,6 +214,18 @@ class Decoder:
             chosen=choice.measured.name,
         )
 
+    def _otherwise(self, fused: FusedDecoder) -> Decoder | None:
+        """Return the stages over another cache if the graph cannot be over the default one; None if it can be.
+
+        Raises SpecError if the device has no memory for it.
+        """
+        engine = self.engine.over(fused.graph)
+        if engine is self.engine:
+            return None
+        refuse_search(engine.spec, self.checkpoint)
+        memory = engine.plan_memory(self.layers, self.memory.weights, self.checkpoint.max_length)
+        return replace(self, spec=engine.spec, engine=engine, memory=memory)
+
     @property
     def _in_process(self) -> bool:
         return self.spec.executor == "in-process"
@@ -256,6 +274,21 @@ class Decoder:
         drive(executor, prompts, long)
         graph = self.engine.replayed(choice.own, choice.graph)
         return recorder.case(graph.path.name, [graph], spec.build_threads, remote=not self._in_process)
+
+
+def refuse_search(spec: BuildSpec, checkpoint: Checkpoint) -> None:
+    """Raise SpecError if a search, of --beams or of the checkpoint's own, needs more slots than there are."""
+    config = checkpoint.model.generation_config
+    if spec.beams is not None and spec.beams > spec.slots:
+        raise SpecError(
+            f"a search of {spec.beams} beams needs as many slots, and the GPU has memory for {spec.slots}: lower "
+            "--beams or --max-length"
+        )
+    if spec.beams is None and not config.do_sample and (config.num_beams or 1) > spec.slots:
+        raise SpecError(
+            f"the checkpoint's {generation_file(checkpoint.folder)} searches with {config.num_beams} beams, which need "
+            f"as many slots; --slots is {spec.slots}. Give it more, or say with --beams how many a search is to have"
+        )
 
 
 def _fields(spec: BuildSpec, checkpoint: Checkpoint) -> tuple[Sequence[Field], Sequence[Field]]:
