@@ -38,7 +38,8 @@ class Attempts:
     """Servers that failed to answer one request.
 
     `requested`: the version that the client named; `version`: the one that they were asked for. Both may be empty.
-    `error`: that of the last server; `limit`: servers that it is sent to; `asked`: the one that is to answer now.
+    `error`: that of the last server; `limit`: servers that it is sent to; `asked`: the one that is to answer now;
+    `is_overtaken`: a second server has answered in its place.
     """
 
     requested: str
@@ -47,6 +48,7 @@ class Attempts:
     error: ApiError | None = None
     limit: int = MAX_ATTEMPTS
     asked: FleetServer | None = None
+    is_overtaken: bool = False
 
     def add(self, server: FleetServer, version: str, error: ApiError) -> None:
         self.tried.append(server)
@@ -103,28 +105,36 @@ class FleetBackend(Backend):
         calls = [asyncio.ensure_future(self._infer(request, metadata, work, attempts))]
         try:
             await asyncio.wait(calls, timeout=None if after_s == math.inf else after_s)
-            if not calls[0].done() and (asked := attempts.asked) is not None and self._may_hedge(model, asked):
-                copy = service_pb2.ModelInferRequest()
-                copy.CopyFrom(request)
-                copy.model_version = attempts.requested
-                second = Attempts(attempts.requested, attempts.version, [asked], limit=2)
-                calls.append(asyncio.ensure_future(self._infer(copy, metadata, work, second)))
-                self.members.metrics.hedges.labels(asked.name).inc()
+            if not calls[0].done() and (asked := attempts.asked) is not None:
+                second = Attempts(attempts.requested, request.model_version, [*attempts.tried, asked], limit=1)
+                if self._may_hedge(model, second):
+                    copy = service_pb2.ModelInferRequest()
+                    copy.CopyFrom(request)
+                    copy.model_version = attempts.requested
+                    calls.append(asyncio.ensure_future(self._infer(copy, metadata, work, second)))
+                    self.members.metrics.hedges.labels(asked.name).inc()
             answered = await _first_success(calls)
+            attempts.is_overtaken = answered is not calls[0]
         finally:
             for call in calls:
                 call.cancel()
             await asyncio.gather(*calls, return_exceptions=True)
-        if answered is not calls[0] and not answered.exception():
+        outputs = answered.result()
+        if attempts.is_overtaken:
             self.members.metrics.hedge_wins.inc()
         times.record(model, work.tokens, self.members.now() - began)
-        return answered.result()
+        return outputs
 
-    def _may_hedge(self, model: str, asked: FleetServer) -> bool:
-        """Return True if a server other than `asked` has loaded a model, and the budget allows to ask it."""
-        now = self.members.now()
-        others = [other for other in self.members.accepting_with(model) if other is not asked]
-        has_other = any(other.has_loaded(model) and other.is_healthy(model, now) for other in others)
+    def _may_hedge(self, model: str, second: Attempts) -> bool:
+        """Return True if a server that was not asked has loaded the version, and the budget allows to ask it."""
+        now, version = self.members.now(), second.version
+        others = [other for other in self.members.accepting_with(model) if other not in second.tried]
+        has_other = any(
+            other.has_loaded(model)
+            and other.is_healthy(model, now)
+            and (not version or version in other.versions.get(model, ()))
+            for other in others
+        )
         return has_other and self._take_retry()
 
     async def _answers(
@@ -157,6 +167,10 @@ class FleetBackend(Backend):
                             running.advance()
                             yield outputs
                 return
+            except asyncio.CancelledError:
+                if attempts.is_overtaken and meter is not None:  # or a slow server would keep getting requests
+                    meter.record(self._ratio(model, version, work, self.members.now() - sent))
+                raise
             except LoadedElsewhere:
                 version, holders = await self._candidates(model, attempts)
                 if not holders:

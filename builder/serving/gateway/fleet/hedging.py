@@ -11,7 +11,7 @@ MIN_ANSWERS = 20  # until there are as many, no request is sent twice
 
 
 class AnswerTimes:
-    """Times of the last answers of each model; requests with up to four times the tokens are of one kind."""
+    """Times of the last answers of each model, for each kind of request: those with up to four times the tokens."""
 
     def __init__(self, percentile: int) -> None:
         self.percentile = percentile

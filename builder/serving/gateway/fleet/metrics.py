@@ -29,7 +29,7 @@ class FleetMetrics:
         self.ejections = counter("server_ejections", "Times that failed requests ejected the server, or a model on it")
         self.retries = counter("server_retries", "Requests that failed on the server and were sent to another")
         self.hedges = counter(
-            "server_hedges", "Requests that it did not answer in time, and that a second one was sent"
+            "server_hedges", "Requests that took unusually long, and were sent to a second server too"
         )
         self.hedge_wins = counter("hedge_wins", "Requests that the second server answered first", ())
         self.refused_retries = counter("refused_retries", "Requests not sent again, for lack of a budget", ())

@@ -23,6 +23,7 @@ from tests.serving.gateway.on_demand import until
 from tests.serving.gateway.requests import CHAT
 
 EMBEDDING = {"model": "embeds", "input": "abc"}
+TOKENS = 4  # about as many as it has
 
 
 def run_fleet(
@@ -107,14 +108,22 @@ def test_killed_server_fails_no_request() -> None:
     run_fleet(scenario, FleetTriton(), FleetTriton(), now=time.monotonic)
 
 
+def hedging(running: Fleet, after_s: float) -> FleetBackend:
+    """Let requests of the first server go to another one `after_s` later."""
+    backend, times = FleetBackend(running.members), AnswerTimes(50)
+    running.members.answer_times = times
+    running.app = make_app(GatewaySettings(), backend, None, models=running.models)
+    for _ in range(MIN_ANSWERS):
+        times.record("embeds", TOKENS, after_s)
+    for name in running.addresses[1:]:
+        running.members.servers[name].work += 100_000
+    return backend
+
+
 def test_request_that_takes_long_is_sent_to_a_second_server() -> None:
     async def scenario(running: Fleet) -> None:
         (slow, other), (name, _) = running.tritons, running.addresses
-        backend, running.members.answer_times = FleetBackend(running.members), AnswerTimes(95)
-        running.app = make_app(GatewaySettings(), backend, None, models=running.models)
-        for _ in range(MIN_ANSWERS):
-            assert (await embed(running)).status == 200
-        running.members.servers[running.addresses[1]].work += 100_000  # so that the slow one is chosen
+        backend = hedging(running, 0.01)
         slow.open.clear()
         hedges = running.members.metrics.hedges.labels(name)._value
         before, seen = hedges.get(), len(other.answered)
@@ -134,6 +143,70 @@ def test_request_that_takes_long_is_sent_to_a_second_server() -> None:
         assert len(other.answered) == seen + 1, "neither without a budget nor for streams"
 
     run_fleet(scenario, FleetTriton(), FleetTriton(), now=time.monotonic)
+
+
+def test_server_that_loses_to_a_second_one_counts_as_slow() -> None:
+    """Regression: its call was cancelled before it was timed, so it kept getting requests."""
+
+    async def scenario(running: Fleet) -> None:
+        hedging(running, 0.0)
+        for _ in range(20):
+            running.members.usual_paces.ratio("embeds", ("1", False), TOKENS, 1e-6)
+        running.tritons[0].open.clear()
+        assert (await embed(running)).status == 200
+        assert running.members.servers[running.addresses[0]].slowness > 1
+
+    run_fleet(scenario, FleetTriton(), FleetTriton(), now=time.monotonic)
+
+
+def test_failures_are_no_answers_to_hedge_by() -> None:
+    """Regression: after requests that failed at once, all others took unusually long."""
+
+    async def scenario(running: Fleet) -> None:
+        hedging(running, 1.0)
+        times = running.members.answer_times
+        assert times is not None
+        for triton in running.tritons:
+            triton.error = ApiError(500, "Internal: division by zero")
+        for _ in range(MIN_ANSWERS + 1):
+            assert (await embed(running)).status == 500
+        assert times.hedge_after_s("embeds", TOKENS) == 1.0
+
+    run_fleet(scenario, FleetTriton(), FleetTriton())
+
+
+def test_second_server_answers_in_the_same_version() -> None:
+    """Regression: it was asked for another version, which a fleet that is updated does not serve yet."""
+
+    async def scenario(running: Fleet) -> None:
+        hedging(running, 0.0)
+        slow, other = running.tritons
+        slow.open.clear()
+        asking = asyncio.ensure_future(embed(running))
+        await until(lambda: bool(slow.requests))
+        slow.open.set()
+        assert (await asking).status == 200
+        assert not other.requests
+
+    run_fleet(scenario, FleetTriton({"embeds": ("2",)}), FleetTriton({"embeds": ("1",)}))
+
+
+def test_second_server_is_none_that_just_failed() -> None:
+    """Regression: a retry that took long was sent to the server that had failed to answer the same request."""
+
+    async def scenario(running: Fleet) -> None:
+        hedging(running, 0.05)
+        failing, slow = running.tritons
+        failing.error = ApiError(503, "Socket closed")
+        slow.open.clear()
+        asking = asyncio.ensure_future(embed(running))
+        await until(lambda: bool(slow.requests))
+        await asyncio.sleep(0.1)
+        slow.open.set()
+        assert (await asking).status == 200
+        assert len(failing.requests) == 1
+
+    run_fleet(scenario, FleetTriton(), FleetTriton())
 
 
 def test_stream_moves_before_its_first_piece_only() -> None:
