@@ -68,19 +68,22 @@ class OnDemandFleetBackend(FleetBackend):
     ) -> AsyncGenerator[Outputs, None]:
         def send_if_first(server: FleetServer) -> StreamFunction:
             is_loaded, send = server.has_loaded(request.model_name), send_to(server)
-            return send if is_loaded else self._while_first(_on_demand(server), send)
+            return send if is_loaded else self._while_first(_on_demand(server), send, attempts)
 
         return super()._answers(request, metadata, work, attempts, send_if_first)
 
-    def _while_first(self, server: OnDemandServer, send: StreamFunction) -> StreamFunction:
-        """Return `send`, which raises LoadedElsewhere while it waits for a model that another server has loaded."""
+    def _while_first(self, server: OnDemandServer, send: StreamFunction, attempts: Attempts) -> StreamFunction:
+        """Return `send`, which raises LoadedElsewhere while it waits for a model that another server has loaded.
+
+        A server that failed to answer the request does not count.
+        """
 
         async def stream(request: service_pb2.ModelInferRequest, metadata: Metadata) -> AsyncGenerator[Outputs, None]:
             async with aclosing(send(request, metadata)) as answers:
                 first = asyncio.ensure_future(anext(answers, None))
                 try:
                     while not (await asyncio.wait({first}, timeout=WAIT_CHECK_INTERVAL_S))[0]:
-                        if self._is_loaded_beside(server, request.model_name):
+                        if self._is_loaded_beside(server, request.model_name, attempts.tried):
                             raise LoadedElsewhere
                 finally:
                     first.cancel()
@@ -92,12 +95,13 @@ class OnDemandFleetBackend(FleetBackend):
 
         return stream
 
-    def _is_loaded_beside(self, server: OnDemandServer, model: str) -> bool:
-        """Return True if another healthy server has loaded what `server` is loading."""
+    def _is_loaded_beside(self, server: OnDemandServer, model: str, tried: Sequence[FleetServer]) -> bool:
+        """Return True if another healthy server, which was not `tried`, has loaded what `server` is loading."""
         if not server.is_loading(model):
             return False
         now, stamp = self.members.now(), server.residents.models[model].stamp
-        return any(other.has_loaded_as(model, stamp) and other.is_healthy(model, now) for other in self._holders(model))
+        others = [other for other in self._holders(model) if other not in tried]
+        return any(other.has_loaded_as(model, stamp) and other.is_healthy(model, now) for other in others)
 
     async def _candidates(self, model: str, attempts: Attempts) -> tuple[str, list[FleetServer]]:
         """Return the servers that have a model, or the one that is to load it.

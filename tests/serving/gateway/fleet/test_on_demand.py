@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from builder.serving.gateway.errors import queue_full
+from builder.serving.gateway.errors import queue_full, unavailable
 from builder.serving.gateway.fleet import on_demand
+from builder.serving.gateway.fleet.fleet_server import FleetServer
 from builder.serving.gateway.fleet.on_demand_server import OnDemandServer
 from builder.serving.gateway.fleet.placement import COPY_IDLE_S, ranked
 from builder.serving.gateway.fleet.request_work import BYTES_PER_TOKEN
@@ -193,6 +195,39 @@ def test_requests_that_wait_move_to_the_server_that_loads_first(tmp_path: Path) 
         assert fleet.backend.budget.left == 100.0, "it is no retry"
         hangs.set()
         await until(lambda: fleet.loaded("embeds-a") > 2)
+
+    run(fleet, scenario)
+
+
+def test_request_does_not_move_back_to_a_server_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: while it waited for a load, it left its place in the queue and took a new one ten times a second."""
+    make_models(tmp_path, "embeds-a")
+    monkeypatch.setattr(on_demand, "WAIT_CHECK_INTERVAL_S", 0.001)
+    fleet = OnDemandFleet(tmp_path, ADDRESSES[:2])
+
+    async def fail(*_: object) -> None:
+        raise unavailable("Socket closed")
+
+    async def scenario() -> None:
+        await fleet.embed("embeds-a")
+        await fleet.members.check()
+        (address,) = fleet.servers_with("embeds-a")
+        (other,) = set(ADDRESSES[:2]) - {address}
+        monkeypatch.setattr(fleet.tritons[address], "infer", fail)
+        fleet.tritons[other].may_load = may_load = asyncio.Event()
+        chosen, choose = [], fleet.backend._choose
+
+        def note(*arguments: Any) -> FleetServer:
+            chosen.append(choose(*arguments))
+            return chosen[-1]
+
+        monkeypatch.setattr(fleet.backend, "_choose", note)
+        asking = asyncio.ensure_future(fleet.embed("embeds-a"))
+        await until(lambda: bool(fleet.tritons[other].tried))
+        await asyncio.sleep(0.02)
+        may_load.set()
+        assert (await asking).status == 200
+        assert [server.name for server in chosen] == [address, other]
 
     run(fleet, scenario)
 
