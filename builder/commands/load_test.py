@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ import tritonclient.grpc as grpc
 from tritonclient.utils import InferenceServerException
 
 from builder.commands import DEFAULT_URL, REPOSITORY, URL, count, positive, screen, screen_table
+from builder.commands.gateway import KEYS_VARIABLE
 from builder.common.errors import ServeError, SpecError
 from builder.common.files import write_output
 from builder.serving.client.client import Client
@@ -101,7 +103,8 @@ def _gateway(url: str, targets: Sequence[Target], stack: contextlib.ExitStack) -
         screen.print(f"perf_analyzer measures the streams; to measure them with AIPerf: {command}", markup=False)
         return None
     port = free_ports().http
-    stack.enter_context(gateway(url, LOOPBACK, port, log=subprocess.DEVNULL))
+    environment = {name: value for name, value in os.environ.items() if name != KEYS_VARIABLE}  # AIPerf has no key
+    stack.enter_context(gateway(url, LOOPBACK, port, log=subprocess.DEVNULL, environment=environment))
     return f"http://{LOOPBACK}:{port}"
 
 

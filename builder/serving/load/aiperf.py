@@ -39,11 +39,12 @@ def missing() -> str | None:
 
 
 def is_completion(client: Client, samples: Sequence[Mapping[str, Any]]) -> bool:
-    """Return True if the model streams answers to texts, and `/v1/completions` takes all inputs of the samples."""
+    """Return True if all samples stream the answer to a text, and `/v1/completions` takes their other inputs."""
     from builder.serving.gateway.generation.fields import RESERVED_INPUTS  # needs the extra gateway
 
     fields = {name for sample in samples for name in sample} - {TEXT, STREAM}
-    return client.signature.streams and all(TEXT in s for s in samples) and not fields & RESERVED_INPUTS
+    is_streamed = client.signature.streams and all(sample.get(STREAM) for sample in samples)
+    return is_streamed and all(TEXT in sample for sample in samples) and not fields & RESERVED_INPUTS
 
 
 def drive(

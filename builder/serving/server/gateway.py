@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
@@ -24,13 +24,21 @@ STOP_TIMEOUT_S = 65  # it drains running requests, within 60 seconds by default
 
 
 @contextmanager
-def gateway(triton: str, host: str, port: int, *more: str, log: int | None = None) -> Iterator[Process]:
+def gateway(
+    triton: str,
+    host: str,
+    port: int,
+    *more: str,
+    log: int | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Process]:
     """Run `build-repo gateway` on `host`:`port` over the gRPC address `triton`; `more`: its other options.
 
     `log`: where its access log goes, as Popen takes it; by default to this process's standard output.
+    `environment`: its variables; by default those of this process.
     Raises ServeError if it does not start; its own output gives the reason.
     """
-    process = _start(triton, host, port, *more, log=log)
+    process = _start(triton, host, port, *more, log=log, environment=environment)
     try:
         _wait(process, host, port)
         yield process
@@ -87,10 +95,17 @@ class GatewaySupervisor(threading.Thread):
         _stop(self.process)
 
 
-def _start(triton: str, host: str, port: int, *more: str, log: int | None = None) -> Process:
+def _start(
+    triton: str,
+    host: str,
+    port: int,
+    *more: str,
+    log: int | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Process:
     options = ["--url", triton, "--host", host, "--port", str(port), *more]
     command = [sys.executable, "-c", GATEWAY_PROGRAM, "gateway", *options]
-    return subprocess.Popen(command, stdout=log, start_new_session=True, preexec_fn=die_with_parent)
+    return subprocess.Popen(command, stdout=log, env=environment, start_new_session=True, preexec_fn=die_with_parent)
 
 
 def _stop(process: Process) -> None:

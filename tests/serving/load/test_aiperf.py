@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from builder.commands import load_test
+from builder.commands.gateway import KEYS_VARIABLE
 from builder.common.errors import ServeError, SpecError
 from builder.serving.load import aiperf
 from builder.serving.load.compare import compare_runs
 from builder.serving.load.figures import StreamLatency
 from builder.serving.load.record import AIPERF, LoadMeasurement, read, save, table
-from builder.serving.load.traffic import Level
+from builder.serving.load.traffic import Level, Target
+from builder.serving.server import gateway as gateway_module
 from tests.serving.load.runs import run_of, shown, stream
 
 EIGHT, TWENTY = Level("concurrency", 8), Level("rate", 20.0)
@@ -77,6 +82,32 @@ def test_aiperf_gets_the_samples_as_completions(level: Level, options: str, prog
     arguments = (program / "arguments").read_text()
     assert options in arguments
     assert "--url http://127.0.0.1:9 --endpoint-type completions --streaming" in arguments
+
+
+LISTENS = """
+import os, socket, sys, time
+open(os.environ["SEEN"], "w").write("\\n".join(os.environ))
+listener = socket.create_server(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])))
+time.sleep(600)
+"""
+
+
+def test_gateway_for_aiperf_has_no_keys(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: with keys in the environment, it refused all requests of AIPerf, which has none."""
+    monkeypatch.setenv(KEYS_VARIABLE, "alice:secret")
+    monkeypatch.setenv("SEEN", str(program / "seen"))
+    monkeypatch.setattr(gateway_module, "GATEWAY_PROGRAM", LISTENS)
+    with contextlib.ExitStack() as stack:
+        assert load_test._gateway("127.0.0.1:9", [Target("writes", SAMPLES)], stack)
+    assert KEYS_VARIABLE not in (program / "seen").read_text()
+
+
+def test_only_streams_are_measured_with_aiperf() -> None:
+    """Regression: a sample that does not stream was sent as a stream."""
+    client: Any = SimpleNamespace(signature=SimpleNamespace(streams=True))
+    assert aiperf.is_completion(client, SAMPLES)
+    assert not aiperf.is_completion(client, [*SAMPLES, {"text_input": "The museum", "stream": False}])
+    assert not aiperf.is_completion(client, [*SAMPLES, {"messages": "[]", "stream": True}])
 
 
 def test_aiperf_that_measures_nothing_is_an_error(program: Path) -> None:
