@@ -91,8 +91,8 @@ class Choices(Options):
     """Memory of the key-value cache, in 10^9 bytes, which all sequences share as they grow. Decoders with --engine
     openvino, where the default is enough for --slots texts of --max-length, but no more than half of the memory; and
     with --target cuda, where each sequence has memory of its own without it, and --gpu or machine.gpus must name the
-    card. Where that card has no memory for 64 slots, and always on a T4, most of the memory that the weights leave is
-    the default, unless --slots is given."""
+    card. Without --slots the default is half of the memory that the weights leave on a T4, and four fifths of it where
+    another card has no memory for 64 slots."""
     executor: Literal["in-process", "bls"] = Field("in-process", json_schema_extra={"flag": True})
     """Where the graph runs. in-process: inside the Python model NAME, which updates a decoder's cache in place. bls: in
     a separate Triton model NAME_model, called through Triton's business logic scripting (BLS); an encoder on a GPU

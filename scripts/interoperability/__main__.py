@@ -16,7 +16,7 @@ from builder.checkpoints.libraries import quiet_libraries
 from builder.options import make_spec
 from builder.serving.server.gateway import gateway
 from builder.serving.server.triton import free_ports, running
-from scripts.benchmarks.peers import environment
+from scripts.benchmarks.peers import PeerError, environment
 from scripts.interoperability import CLIENTS
 from tests.decoders import make_decoder_checkpoint
 from tests.tiny_encoders import make_checkpoint
@@ -44,8 +44,12 @@ def main() -> None:
     unknown = [name for name in options.clients if name not in CLIENTS]
     if unknown:
         parser.error(f"{unknown[0]} is none of {', '.join(CLIENTS)}")
-    chosen = options.clients or list(CLIENTS)
-    pythons = {name: environment(name, CLIENTS[name], options.environments) for name in chosen}
+    pythons = {}
+    for name in options.clients or CLIENTS:
+        try:
+            pythons[name] = environment(name, CLIENTS[name], options.environments)
+        except PeerError as error:  # the results of others count, too
+            print(f"{name} is left out: {error}")
     with tempfile.TemporaryDirectory() as scratch:
         folder, checkpoint = make_models(Path(scratch))
         port = free_ports().http
