@@ -76,6 +76,7 @@ def drive(
     else:
         command += ["--concurrency", f"{level.value:g}", "--warmup-request-count", f"{level.value:g}"]
     environment = {name: value for name, value in os.environ.items() if name != OFFLINE}
+    environment["TMPDIR"] = str(folder)  # AIPerf does not remove the folder of its sockets
     output = folder / f"{model}.aiperf.log"
     with output.open("w") as log:  # without preexec_fn, for its fork waits for the calls of gRPC, sometimes for ever
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)

@@ -60,6 +60,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file.write_text(
         f"""#!/bin/sh
 echo "$@" > {tmp_path}/arguments
+echo "$TMPDIR" > {tmp_path}/temporary
 [ -e {tmp_path}/report ] || {{ echo no tokenizer; exit 3; }}
 while [ "$1" != --artifact-dir ]; do shift; done
 mkdir -p "$2" && cp {tmp_path}/report "$2/profile_export_aiperf.json"
@@ -82,6 +83,7 @@ def test_aiperf_gets_the_samples_as_completions(level: Level, options: str, prog
     arguments = (program / "arguments").read_text()
     assert options in arguments
     assert "--url http://127.0.0.1:9 --endpoint-type completions --streaming" in arguments
+    assert (program / "temporary").read_text().strip() == str(program), "AIPerf leaves folders of its own behind"
 
 
 LISTENS = """
