@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from builder.cli import main
+from builder.common.errors import ServeError
 from builder.serving.server import backoff
 from builder.serving.server import gateway as gateway_module
 from builder.serving.server.gateway import supervised_gateway
@@ -107,6 +108,16 @@ def test_gateway_stays_down_after_too_many_restarts(
         os.kill(listening(), signal.SIGKILL)
         assert comes_about(lambda: len(lines) == 2)
     assert "the gateway ended, with status 3, once more: it stays down" in lines[1]
+
+
+def test_gateway_whose_port_another_program_has_does_not_start(listening: Callable[[], int], tmp_path: Path) -> None:
+    """Regression: the other program answered, and counted as the gateway."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as other,
+        pytest.raises(ServeError, match="the gateway stopped"),
+        supervised_gateway(str(tmp_path / "url"), "127.0.0.1", other.getsockname()[1], say=print, poll_s=60),
+    ):
+        pass
 
 
 def test_serve_refuses_a_gateway_port_in_use_before_loading_models(

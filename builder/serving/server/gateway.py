@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import socket
 import subprocess
 import sys
 import threading
@@ -11,6 +10,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+
+import psutil
 
 from builder.common.errors import ServeError
 from builder.serving.server.backoff import restart_backoff
@@ -122,11 +123,18 @@ def _wait(process: Process, host: str, port: int) -> None:
     while time.monotonic() < end:
         if process.poll() is not None:
             raise ServeError(f"the gateway stopped, with status {process.returncode}; what it wrote above says why")
-        try:
-            socket.create_connection((host, port), timeout=1).close()
+        if _listens(process, port):
             return
-        except OSError:
-            time.sleep(0.05)
+        time.sleep(0.05)
     raise ServeError(
         f"the gateway does not listen on {host}:{port} after {START_TIMEOUT_S} s; what it wrote above may say why"
     )
+
+
+def _listens(process: Process, port: int) -> bool:
+    """Return True if this process listens on `port`, and not another program."""
+    try:
+        connections = psutil.Process(process.pid).net_connections("tcp")
+    except psutil.Error:  # it has ended
+        return False
+    return any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in connections)
