@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
 from ray import serve
+from ray.exceptions import RayError
 
 from builder.clusters.ray.cluster import RayOptions
 from builder.clusters.ray.registry import Registry, Repeating
@@ -25,18 +26,25 @@ ANSWER_TIMEOUT_S = 5.0
 def ray_gateway(registry: Registry, host: str, port: int, *more: str, say: Callable[[str], None]) -> Iterator[None]:
     """Run `build-repo gateway` on `host`:`port` over the Tritons that `registry` names; `more`: its other options.
 
-    Raises ServeError if it does not start.
+    Raises ServeError if it does not start, RayError if Ray's head does not answer.
     """
     name = uuid.uuid4().hex
     with tempfile.TemporaryDirectory(prefix="gateway-") as folder, ExitStack() as stack:
         tritons = AddressFile(Path(folder) / "tritons")
 
         def exchange() -> None:
-            registry.gateways.write(name, tritons.read_requests())
+            requests = tritons.take_requests()
+            if requests is not None:  # otherwise the entry dies, unless the gateway continues soon
+                registry.gateways.write(name, requests)
             tritons.write(sorted(registry.tritons.read()))
 
+        def leave() -> None:
+            """Remove the entry, so that replicas that end do not wait for this gateway."""
+            with suppress(RayError):  # it dies by itself
+                registry.gateways.remove(name)
+
         exchange()
-        stack.callback(registry.gateways.remove, name)  # replicas that end need not wait for this gateway any more
+        stack.callback(leave)
         exchanging = Repeating(exchange)
         exchanging.start()
         stack.callback(exchanging.stop)
@@ -54,8 +62,10 @@ class GatewayReplica:
         self.stack.enter_context(ray_gateway(registry, options.host, options.port, *keys, say=_log))
 
     def check_health(self) -> None:
-        """Raise OSError if the gateway does not listen, so that Ray starts another."""
-        socket.create_connection((self.options.host, self.options.port), ANSWER_TIMEOUT_S).close()
+        """Raise OSError if the gateway does not answer, so that Ray starts another."""
+        with closing(HTTPConnection(self.options.host, self.options.port, timeout=ANSWER_TIMEOUT_S)) as connection:
+            connection.request("GET", "/health")
+            connection.getresponse()
 
     def __del__(self) -> None:
         self.stack.pop_all().close()

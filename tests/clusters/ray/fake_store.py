@@ -27,7 +27,7 @@ class FakeStore:
 
     def _internal_kv_list(self, prefix: str, *, namespace: str) -> list[bytes]:
         self._answer()
-        return [key for key in self.values if key.startswith(prefix.encode())]
+        return [key for key in list(self.values) if key.startswith(prefix.encode())]
 
     def _answer(self) -> None:
         if self.is_away:

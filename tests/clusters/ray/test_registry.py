@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -85,6 +85,7 @@ def followed(store: FakeStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[Addr
         yield
 
     monkeypatch.setattr(gateway, "supervised_gateway", supervised)
+    monkeypatch.setattr(registry, "MAX_UNCHANGED_READS", 10**9)  # the tests write once what others write regularly
     with ray_gateway(Registry("models", store), HOST, 9000, say=print):
         (target,) = parse_targets(urls[0])
         assert isinstance(target, AddressFile)
@@ -98,6 +99,27 @@ def test_gateway_follows_addresses_and_tells_its_requests(store: FakeStore, foll
     assert comes_about(lambda: followed.read() == ["a:1"])
     followed.write_requests({"a:1": 5})
     assert comes_about(lambda: list(replicas.gateways.read().values()) == [{"a:1": 5}])
+
+
+def test_requests_of_a_gateway_that_hangs_are_not_published_again(store: FakeStore, followed: AddressFile) -> None:
+    """Regression: the last requests of a gateway that ended for good kept replicas running, and waiting for it."""
+    gateways, tritons = Registry("models", store).gateways, Registry("models", store).tritons
+    followed.write_requests({"a:1": 5})
+    assert comes_about(lambda: bool(gateways.read()))
+    published = [value for value, _ in gateways.read_before.values()]
+    tritons.write("a:1")
+    assert comes_about(lambda: followed.read() == ["a:1"])
+    tritons.write("b:1")  # a whole exchange lies between the two
+    assert comes_about(lambda: followed.read() == ["a:1", "b:1"])
+    gateways.read()
+    assert [value for value, _ in gateways.read_before.values()] == published
+
+
+def test_gateway_stops_while_the_head_is_away(store: FakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: it ended with an error of Ray."""
+    monkeypatch.setattr(gateway, "supervised_gateway", lambda *arguments, say: nullcontext())
+    with ray_gateway(Registry("models", store), HOST, 9000, say=print):
+        store.is_away = True
 
 
 def test_gateway_keeps_its_addresses_while_the_head_is_away(store: FakeStore, followed: AddressFile) -> None:
@@ -129,6 +151,7 @@ def running(store: FakeStore, stopped: threading.Event, monkeypatch: pytest.Monk
         stopped.set()
 
     monkeypatch.setattr(replica, "running", run)
+    monkeypatch.setattr(registry, "MAX_UNCHANGED_READS", 10**9)  # the tests write once what gateways write regularly
     monkeypatch.setattr(replica, "get_node_ip_address", lambda: HOST)
     monkeypatch.setattr(replica.TritonReplica, "_watch", lambda self: None)
     return TritonReplica(RayOptions(repository="models"), Registry("models", store))
@@ -140,6 +163,7 @@ def test_replica_publishes_its_address_and_its_load(store: FakeStore, running: T
     gateways.gateways.write("a", {TRITON: 3, "b:1": 9})
     gateways.gateways.write("b", {TRITON: 4})
     assert comes_about(lambda: running.record_autoscaling_stats() == {"requests": 7})
+    store.values.clear()
     running.__del__()
 
 
@@ -175,9 +199,21 @@ def test_replicas_follow_the_requests_of_all_gateways(metrics: dict[str, dict[st
     assert replicas_for_requests(SimpleNamespace(aggregated_metrics=metrics, config=config)) == (wanted, {})
 
 
-def test_gateway_replica_is_unhealthy_while_its_gateway_does_not_listen(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server((HOST, 0)) as listener:
-        port, ended = listener.getsockname()[1], threading.Event()
+class Answering(BaseHTTPRequestHandler):
+    """Answers each request with 200."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Write no access log."""
+
+
+def test_gateway_replica_is_healthy_while_its_gateway_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway, "ANSWER_TIMEOUT_S", 0.1)
+    with HTTPServer((HOST, 0), Answering) as server:
+        port, ended = server.server_address[1], threading.Event()
 
         @contextmanager
         def run(registry: Registry, *arguments: object, say: Callable[[str], None]) -> Iterator[None]:
@@ -188,7 +224,12 @@ def test_gateway_replica_is_unhealthy_while_its_gateway_does_not_listen(monkeypa
         monkeypatch.setattr(gateway, "ray_gateway", run)
         monkeypatch.setattr("ray.serve.get_replica_context", lambda: SimpleNamespace(app_name="models"))
         placed = GatewayReplica(RayOptions(repository="models", port=port, keys_file="keys"), tritons=None)
+        with pytest.raises(TimeoutError):  # it listens, and hangs
+            placed.check_health()
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+        monkeypatch.setattr(gateway, "ANSWER_TIMEOUT_S", 60)
         placed.check_health()
+        server.shutdown()
     with pytest.raises(ConnectionRefusedError):
         placed.check_health()
     placed.__del__()

@@ -49,7 +49,7 @@ class AddressFile:
 
     def read(self) -> list[str]:
         """Return the addresses. Raises OSError, or SpecError for a line that is not an address."""
-        addresses = self.path.read_text("utf-8").split()
+        addresses = self.path.read_text("utf-8", "replace").split()
         for address in addresses:
             if not _is_address(address):
                 raise SpecError(
@@ -61,12 +61,17 @@ class AddressFile:
         """Replace the addresses. Raises OSError."""
         _replace(self.path, "".join(f"{address}\n" for address in addresses))
 
-    def read_requests(self) -> dict[str, int]:
-        """Return the running requests by address, empty before the gateway's first check. Raises OSError."""
+    def take_requests(self) -> dict[str, int] | None:
+        """Return the running requests by address, and remove their file. Raises OSError.
+
+        Return None if the gateway has not written them since: it is starting, it hangs, or it ended.
+        """
         try:
-            return dict(json.loads(self.requests_path.read_text("utf-8")))
+            requests = json.loads(self.requests_path.read_text("utf-8"))
         except FileNotFoundError:
-            return {}
+            return None
+        self.requests_path.unlink()
+        return dict(requests)
 
     def write_requests(self, requests: Mapping[str, int]) -> None:
         """Write the running requests by address. Raises OSError."""

@@ -60,6 +60,9 @@ def test_file_stands_for_the_addresses_in_it(tmp_path: Path) -> None:
     file.write(["a:1", "b"])
     with pytest.raises(SpecError, match="'b'"):
         asyncio.run(resolve(file))
+    file.path.write_bytes(b"a:1 \xff:1")
+    with pytest.raises(SpecError, match="not the address"):
+        asyncio.run(resolve(file))
 
 
 def test_name_is_resolved_by_the_system() -> None:
