@@ -68,12 +68,13 @@ def test_ray_service_embeds_serve_yaml_and_matches_its_replicas() -> None:
 
 
 def test_only_nodes_of_the_ray_cluster_reach_its_tritons() -> None:
-    """The gateways' port and the head's dashboard are open; the gRPC ports of Tritons are not."""
+    """The gateways' port and the head's dashboard, which asks for a token, are open; the ports of Tritons are not."""
     policy, service = _written(STORED)["network.yaml"], _written(STORED)["rayservice.yaml"]
     refuse_invalid(policy, "1.33")
     inside, ports = policy["spec"]["ingress"]
     assert ports == {"ports": [{"port": 8000}, {"port": 8265}]}
     cluster = service["spec"]["rayClusterConfig"]
+    assert cluster["authOptions"] == {"mode": "token"}
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
         labels = group["template"]["metadata"]["labels"]
         for selector in (policy["spec"]["podSelector"], inside["from"][0]["podSelector"]):

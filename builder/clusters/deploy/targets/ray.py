@@ -103,7 +103,10 @@ def _options(deployment: Deployment) -> RayOptions:
 
 
 def _network_policy(deployment: Deployment) -> Document:
-    """Return the policy that lets only the cluster's own nodes reach its Tritons, which ask nobody for a key."""
+    """Return the policy that lets only the cluster's own nodes reach its Tritons, which ask for no key.
+
+    Everyone reaches the gateways, and the dashboard, which asks for the cluster's token.
+    """
     selector = {"matchLabels": pod.labels(deployment)}
     ingress = [{"from": [{"podSelector": selector}]}, {"ports": [{"port": PORT}, {"port": DASHBOARD_PORT}]}]
     spec = {"podSelector": selector, "policyTypes": ["Ingress"], "ingress": ingress}
@@ -118,6 +121,7 @@ def _cluster(deployment: Deployment) -> Document:
     worker = {"cpu": size.cores + RAY_CORES, "memory": size.memory + size.shm + OBJECT_STORE_BYTES + RAY_MEMORY}
     return {
         "rayVersion": RAY_VERSION,
+        "authOptions": {"mode": "token"},  # KubeRay makes one; whoever reached the dashboard without could run code
         "enableInTreeAutoscaling": max_replicas > replicas,
         "headGroupSpec": {
             "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0", **OBJECT_STORE},
