@@ -87,6 +87,7 @@ def serving(
     from builder.clusters.ray.gateway import ray_gateway
     from builder.clusters.ray.registry import Registry
 
+    is_shared = bool(set(serve.status().applications) - {NAME})  # its other applications stay
     serve.start(proxy_location="Disabled")
     try:
         try:
@@ -96,7 +97,10 @@ def serving(
         with ray_gateway(Registry(NAME), host, port, *more, say=say):
             yield
     finally:
-        serve.shutdown()
+        if is_shared:
+            serve.delete(NAME, _blocking=False)
+        else:
+            serve.shutdown()
 
 
 class RayOptions(BaseModel):

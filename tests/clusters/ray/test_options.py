@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from builder.clusters.ray.cluster import LOOPBACK, RAY_SETTINGS, RAY_TIMEOUTS, connected, read_options
+from builder.clusters.ray.cluster import (
+    LOOPBACK,
+    NAME,
+    RAY_SETTINGS,
+    RAY_TIMEOUTS,
+    connected,
+    read_options,
+    serving,
+)
 from builder.commands import serve
 from builder.common.errors import ServeError, SpecError
 
@@ -55,6 +65,28 @@ def test_connect_reports_a_cluster_that_does_not_start(monkeypatch: pytest.Monke
         connected(None),
     ):
         pass
+
+
+@pytest.mark.parametrize(("others", "ends"), [([], ["shutdown"]), (["translator"], ["delete"])])
+def test_serving_leaves_other_applications_of_a_cluster(
+    others: list[str], ends: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: the end of `serve --ray` ended every application of the cluster."""
+    ended: list[str] = []
+    status = SimpleNamespace(applications=dict.fromkeys([NAME, *others]))
+    for name, stand_in in {
+        "ray.serve.start": lambda **options: None,
+        "ray.serve.run": lambda *application, name: None,
+        "ray.serve.status": lambda: status,
+        "ray.serve.delete": lambda name, _blocking: ended.append("delete"),
+        "ray.serve.shutdown": lambda: ended.append("shutdown"),
+        "builder.clusters.ray.application.application": lambda arguments: None,
+        "builder.clusters.ray.gateway.ray_gateway": lambda *arguments, say: nullcontext(),
+    }.items():
+        monkeypatch.setattr(name, stand_in)
+    with serving(read_options({"repository": "r"}), "127.0.0.1", 9000):
+        assert not ended
+    assert ended == ends
 
 
 def test_ray_timeouts_are_longer_unless_the_user_set_them(
