@@ -1,4 +1,4 @@
-"""Tables of gateways over many Tritons: a fleet at scale, simulated."""
+"""Tables of gateways over many Tritons: a fleet of processes, and one at scale, simulated."""
 
 from __future__ import annotations
 
@@ -60,6 +60,36 @@ def simulation() -> str:
             table(("", "result"), rows),
             f"{scenario['failures']} servers of each kind failed for the middle third of the time. Times are those of "
             "the slowest server of a kind; the last columns compare the middle third with the first one:",
+            table(heads, failures),
+        )
+    )
+
+
+def cluster() -> str:
+    """Return what a gateway over several Tritons costs, and what became of requests while processes failed."""
+    document: dict[str, Any] = json.loads((FOLDER / "cluster.json").read_text("utf-8"))
+    overhead = [
+        (
+            row["side"],
+            f"{row['clients']}",
+            f"{row['requests_per_s']:.0f}",
+            f"{row['p50_ms']:.1f}",
+            f"{row['p99_ms']:.1f}",
+            f"{row['tokens_per_s']:.0f}",
+        )
+        for row in document["overhead"]
+    ]
+    counted = ("sent", "failed", "wrong", "cut", "sent_again")
+    failures = [
+        (row["failure"], *(f"{row[name]:,}" for name in counted), f"{row['p99_s']:.2f} s", f"{row['max_s']:.1f} s")
+        for row in document["failures"]
+    ]
+    heads = ("failure", "requests", "failed", "wrong", "streams cut", "sent to the other gateway", "p99", "longest")
+    return "\n\n".join(
+        (
+            f"Recorded by `scripts/bench cluster --output docs/cluster.json` on {document['date']} on "
+            f"{document['cores']} cores of an {document['cpu']} ([figures](../cluster.json)):",
+            table(("side", "clients", "embeddings/s", "p50, ms", "p99, ms", "tokens/s"), overhead),
             table(heads, failures),
         )
     )

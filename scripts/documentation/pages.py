@@ -54,6 +54,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "bench-seq2seq": figures.seq2seq,
     "bench-soak": figures.soak,
     "bench-fleet-builds": figures.fleet_builds,
+    "bench-cluster": fleets.cluster,
     "bench-simulation": fleets.simulation,
     "posts-machine": figures.posts_machine,
     **{f"post-{key}": partial(figures.post, key) for key in POSTS},

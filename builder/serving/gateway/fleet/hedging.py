@@ -6,6 +6,8 @@ import math
 from collections import deque
 from collections.abc import Container
 
+from builder.serving.gateway.fleet.slowness import length_class
+
 RECENT_ANSWERS = 100  # of requests of about the same length to one model
 MIN_ANSWERS = 20  # until there are as many, no request is sent twice
 
@@ -20,11 +22,11 @@ class AnswerTimes:
     def record(self, model: str, tokens: int, seconds: float) -> None:
         """Record an answer to a request of so many tokens."""
         kinds = self.models.setdefault(model, {})
-        kinds.setdefault(_kind(tokens), deque(maxlen=RECENT_ANSWERS)).append(seconds)
+        kinds.setdefault(length_class(tokens), deque(maxlen=RECENT_ANSWERS)).append(seconds)
 
     def hedge_after_s(self, model: str, tokens: int) -> float:
         """Return after how long a request is sent again: the percentile of recent times; infinite with too few."""
-        times = self.models.get(model, {}).get(_kind(tokens), ())
+        times = self.models.get(model, {}).get(length_class(tokens), ())
         if len(times) < MIN_ANSWERS:
             return math.inf
         return sorted(times)[min(len(times) - 1, len(times) * self.percentile // 100)]
@@ -33,7 +35,3 @@ class AnswerTimes:
         """Forget all other models."""
         for model in [model for model in self.models if model not in models]:
             del self.models[model]
-
-
-def _kind(tokens: int) -> int:
-    return tokens.bit_length() // 2

@@ -49,7 +49,7 @@ class UsualPaces:
     def ratio(self, model: str, kind: object, tokens: int, seconds: float) -> float:
         """Record a first answer. Return the ratio of its time to the usual one before."""
         pace, paces = seconds / math.sqrt(tokens), self.models.setdefault(model, {})
-        key = kind, tokens.bit_length() // 2
+        key = kind, length_class(tokens)
         usual, count = paces.get(key, (pace, 0))
         paces[key] = usual + max(MIN_PACE_WEIGHT, 1 / (count + 1)) * (pace - usual), count + 1
         return pace / usual if usual else 1.0
@@ -58,3 +58,8 @@ class UsualPaces:
         """Forget all other models."""
         for model in [model for model in self.models if model not in models]:
             del self.models[model]
+
+
+def length_class(tokens: int) -> int:
+    """Return the class of a request's length: requests of one class differ by up to four times."""
+    return tokens.bit_length() // 2
