@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import socket
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from builder.common.errors import SpecError
+from builder.common.files import write_atomically
 
 DNS_SCHEME = "dns:///"
 FILE_SCHEME = "file:///"
@@ -59,7 +59,7 @@ class AddressFile:
 
     def write(self, addresses: Sequence[str]) -> None:
         """Replace the addresses. Raises OSError."""
-        _replace(self.path, "".join(f"{address}\n" for address in addresses))
+        write_atomically(self.path, "".join(f"{address}\n" for address in addresses).encode())
 
     def take_requests(self) -> dict[str, int] | None:
         """Return the running requests by address, and remove their file. Raises OSError.
@@ -75,14 +75,7 @@ class AddressFile:
 
     def write_requests(self, requests: Mapping[str, int]) -> None:
         """Write the running requests by address. Raises OSError."""
-        _replace(self.requests_path, json.dumps(requests))
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file that readers never see half of."""
-    beside = path.with_name(f"{path.name}.new")
-    beside.write_text(text, "utf-8")
-    os.replace(beside, path)
+        write_atomically(self.requests_path, json.dumps(requests).encode())
 
 
 Target = str | DnsName | AddressFile  # one server's HOST:PORT, or what stands for several
