@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -149,3 +150,8 @@ def read_options(given: dict[str, Any]) -> RayOptions:
     except ValidationError as error:
         wrong = "; ".join(f"{'.'.join(map(str, at['loc']))}: {at['msg']}" for at in error.errors())
         raise SpecError(f"the arguments of builder.clusters.ray.application: {wrong}") from error
+
+
+def log_line(text: str) -> None:
+    """Write a line to standard error, which Ray keeps as the log of a process."""
+    print(text, file=sys.stderr, flush=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ from typing import Any
 from ray import serve
 from ray.exceptions import RayError
 
-from builder.clusters.ray.cluster import RayOptions
+from builder.clusters.ray.cluster import RayOptions, log_line
 from builder.clusters.ray.registry import Registry, Repeating
 from builder.serving.gateway.fleet.targets import AddressFile
 from builder.serving.server.gateway import supervised_gateway
@@ -59,7 +58,7 @@ class GatewayReplica:
         self.options, self.stack = options, ExitStack()
         registry = Registry(serve.get_replica_context().app_name)
         keys = [] if options.keys_file is None else ["--keys", options.keys_file]
-        self.stack.enter_context(ray_gateway(registry, options.host, options.port, *keys, say=_log))
+        self.stack.enter_context(ray_gateway(registry, options.host, options.port, *keys, say=log_line))
 
     def check_health(self) -> None:
         """Raise OSError if the gateway does not answer, so that Ray starts another."""
@@ -69,7 +68,3 @@ class GatewayReplica:
 
     def __del__(self) -> None:
         self.stack.pop_all().close()
-
-
-def _log(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -6,7 +6,6 @@ It ends with its Triton, so that Ray starts another.
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from contextlib import ExitStack
@@ -16,7 +15,7 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.util import get_node_ip_address
 
-from builder.clusters.ray.cluster import RayOptions
+from builder.clusters.ray.cluster import RayOptions, log_line
 from builder.clusters.ray.registry import PERIOD_S, Registry, Repeating
 from builder.clusters.ray.scaling import REQUESTS
 from builder.serving.server.heartbeat import heartbeat
@@ -64,11 +63,11 @@ class TritonReplica:
 
     def _watch(self) -> None:
         """Watch the models until Triton ends, and then end this process."""
-        with heartbeat(self.server, _log):
-            status = Watcher(self.server, _log).watch()
+        with heartbeat(self.server, log_line):
+            status = Watcher(self.server, log_line).watch()
         if not self.stopping:
             self.stopping = True
-            _log(f"Triton ended by itself, with status {status}: this replica ends too")
+            log_line(f"Triton ended by itself, with status {status}: this replica ends too")
             self.stack.pop_all().close()  # its models' processes, and their shared memory, outlive a killed server
             os._exit(TRITON_ENDED)
 
@@ -83,13 +82,9 @@ class TritonReplica:
                     break
                 time.sleep(PERIOD_S)
         except RayError as error:
-            _log(f"the gateways were not told that this replica ends: {error}")
+            log_line(f"the gateways were not told that this replica ends: {error}")
 
     def __del__(self) -> None:
         if not self.stopping:
             self.stopping = True
             self.stack.close()
-
-
-def _log(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -109,8 +109,9 @@ class CudaDecoding(OnnxRuntimeDecoding):
         return CudaDecoding(chosen, why_no_blocks(self.spec) if is_default else None)
 
     def over(self, fused: Graph) -> CudaDecoding:
-        reason = None if self.otherwise is None else why_not_paged(fused)
-        return self if self.otherwise is None or reason is None else replace(self.otherwise, in_slots=reason)
+        if self.otherwise is None or (reason := why_not_paged(fused)) is None:
+            return self
+        return replace(self.otherwise, in_slots=reason)
 
     def plan_memory(self, layers: Sequence[LayerShape], weights: int, length: int) -> ReservedMemory:
         """Plan the card's memory, beside the least that the weights will take; with --cache-gb, whole blocks."""

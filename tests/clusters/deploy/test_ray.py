@@ -68,7 +68,7 @@ def test_ray_service_embeds_serve_yaml_and_matches_its_replicas() -> None:
 
 
 def test_only_nodes_of_the_ray_cluster_reach_its_tritons() -> None:
-    """The gateways' port and the head's dashboard, which asks for a token, are open; the ports of Tritons are not."""
+    """Open the gateways' port and the head's dashboard, which asks for a token, but no port of a Triton."""
     policy, service = _written(STORED)["network.yaml"], _written(STORED)["rayservice.yaml"]
     refuse_invalid(policy, "1.33")
     inside, ports = policy["spec"]["ingress"]

@@ -1,4 +1,4 @@
-"""How replicas and gateways exchange addresses and requests, and what Ray scales by, without a cluster."""
+"""Test how replicas and gateways exchange addresses and requests, and what Ray scales by, without a cluster."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from builder.serving.gateway.fleet.members import FleetMembers
 from builder.serving.gateway.fleet.request_work import RequestWork, encoding_work, generation_work
 from builder.serving.gateway.fleet.retry_budget import RetryBudget
 from builder.serving.gateway.fleet.routing import by_prefix, least_loaded
+from builder.serving.gateway.fleet.slowness import SlownessMeter
 from builder.serving.gateway.fleet.versions import holders_of
 from builder.serving.gateway.tensors import Outputs
 
@@ -30,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class LoadedElsewhere(Exception):
-    """The model of a request that waits for its load has been loaded on another server, which is to answer."""
+    """Say that another server has loaded the model of a request that waits for a load, and is to answer it."""
 
 
 @dataclass
@@ -157,19 +158,18 @@ class FleetBackend(Backend):
             request.model_version, attempts.asked = version, server
             try:
                 with server.running(work) as running:
-                    async with aclosing(send_to(server)(request, metadata)) as answers:
+                    async with aclosing(self._sender(server, model, attempts, send_to)(request, metadata)) as answers:
                         async for outputs in answers:
                             if not has_started:
                                 has_started = True
                                 server.record_success(model)
-                                if meter is not None:
-                                    meter.record(self._ratio(model, version, work, self.members.now() - sent))
+                                self._record_time(meter, model, version, work, sent)
                             running.advance()
                             yield outputs
                 return
             except asyncio.CancelledError:
-                if attempts.is_overtaken and meter is not None:  # or a slow server would keep getting requests
-                    meter.record(self._ratio(model, version, work, self.members.now() - sent))
+                if attempts.is_overtaken:  # or a slow server would keep getting requests
+                    self._record_time(meter, model, version, work, sent)
                 raise
             except LoadedElsewhere:
                 version, holders = await self._candidates(model, attempts)
@@ -200,9 +200,19 @@ class FleetBackend(Backend):
             return by_prefix(work.prefix, work.tokens, servers)
         return least_loaded(work.tokens, servers, self.random)
 
-    def _ratio(self, model: str, version: str, work: RequestWork, seconds: float) -> float:
-        """Return the time of a first answer as a multiple of the usual one."""
-        return self.members.usual_paces.ratio(model, (version, work.streams), work.until_first_answer, seconds)
+    def _sender(
+        self, server: FleetServer, model: str, attempts: Attempts, send_to: Callable[[FleetServer], StreamFunction]
+    ) -> StreamFunction:
+        """Return the function that sends a request to a server."""
+        return send_to(server)
+
+    def _record_time(
+        self, meter: SlownessMeter | None, model: str, version: str, work: RequestWork, sent: float
+    ) -> None:
+        """Record the time from `sent` until now as that of a server's first answer; without its meter, nothing."""
+        if meter is not None:
+            kind, seconds = (version, work.streams), self.members.now() - sent
+            meter.record(self.members.usual_paces.ratio(model, kind, work.until_first_answer, seconds))
 
     def _record_failure(self, server: FleetServer, model: str, error: ApiError) -> None:
         if server.record_failure(model, error, self.members.now()):

@@ -58,19 +58,11 @@ class OnDemandFleetBackend(FleetBackend):
         self.has_no_place: set[str] = set()  # models that no server may load a copy of, until COPY_PAUSE_S later
         self.first_servers = lru_cache(MAX_MODELS)(self._order)
 
-    def _answers(
-        self,
-        request: service_pb2.ModelInferRequest,
-        metadata: Metadata,
-        work: RequestWork,
-        attempts: Attempts,
-        send_to: Callable[[FleetServer], StreamFunction],
-    ) -> AsyncGenerator[Outputs, None]:
-        def send_if_first(server: FleetServer) -> StreamFunction:
-            is_loaded, send = server.has_loaded(request.model_name), send_to(server)
-            return send if is_loaded else self._while_first(_on_demand(server), send, attempts)
-
-        return super()._answers(request, metadata, work, attempts, send_if_first)
+    def _sender(
+        self, server: FleetServer, model: str, attempts: Attempts, send_to: Callable[[FleetServer], StreamFunction]
+    ) -> StreamFunction:
+        send = send_to(server)
+        return send if server.has_loaded(model) else self._while_first(_on_demand(server), send, attempts)
 
     def _while_first(self, server: OnDemandServer, send: StreamFunction, attempts: Attempts) -> StreamFunction:
         """Return `send`, which raises LoadedElsewhere while it waits for a model that another server has loaded.
