@@ -50,7 +50,21 @@ DATA = [
     "builder/templates/page.css",
     "builder/templates/report.html.j2",
 ]
-EXTRAS = {"all", "azure", "evaluate", "gateway", "gcs", "gpu", "openvino", "ray", "s3", "sign", "stores", "tune"}
+EXTRAS = {
+    "all",
+    "azure",
+    "evaluate",
+    "gateway",
+    "gcs",
+    "gpu",
+    "limits",
+    "openvino",
+    "ray",
+    "s3",
+    "sign",
+    "stores",
+    "tune",
+}
 # Reads templates, emits code and lists engines with the wheel's own files; run outside of the checkout.
 PROGRAM = """
 import sys

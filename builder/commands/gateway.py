@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 KEYS_VARIABLE = "BUILD_REPO_GATEWAY_KEYS"
 ADMIN_KEY_VARIABLE = "BUILD_REPO_GATEWAY_ADMIN_KEY"
+LIMITS_VARIABLE = "BUILD_REPO_GATEWAY_LIMITS"
 MEMORY_SHARE = 0.8  # of this machine's memory, for Triton and its models
 
 
@@ -53,6 +54,13 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--requests-per-minute", type=count, metavar="N", help="most requests of one key (default: any number)")
     add("--tokens-per-minute", type=count, metavar="N", help="most tokens of one key (default: any number)")
+    add(
+        "--limits",
+        metavar="URL",
+        help="count the requests and tokens of a key over all gateways with this option, in the Valkey or Redis at "
+        f"valkey://HOST:PORT; or the variable {LIMITS_VARIABLE}, as a URL may have a password. Needs the extra limits "
+        "(default: each gateway counts its own)",
+    )
     add("--max-body-mb", type=count, default=8, metavar="N", help="largest body of a request (default 8)")
     add(
         "--max-waiting",
@@ -163,6 +171,7 @@ def run(options: argparse.Namespace) -> int:
         admin_key=admin_key(options.admin_key),
         requests_per_minute=options.requests_per_minute,
         tokens_per_minute=options.tokens_per_minute,
+        limits=_limits(options),
         max_body=options.max_body_mb << 20,
         max_waiting=options.max_waiting,
         hedge_percentile=options.hedge,
@@ -199,6 +208,24 @@ def _triton(options: argparse.Namespace) -> str:
     if options.triton_metrics is not None:
         raise SpecError(f"--triton-metrics is the address of one Triton's, and --url names several ({url}); name one")
     return url
+
+
+def _limits(options: argparse.Namespace) -> str:
+    """Return the URL of the Valkey; "" for none. Raises SpecError for another URL, and where nothing is limited."""
+    url = options.limits or os.environ.get(LIMITS_VARIABLE, "").strip()
+    if not url:
+        return ""
+    if options.requests_per_minute is None and options.tokens_per_minute is None:
+        raise SpecError("--limits shares what --requests-per-minute and --tokens-per-minute limit; give one of them")
+    try:
+        from valkey.asyncio.connection import parse_url
+    except ModuleNotFoundError as error:
+        raise SpecError(f"--limits needs valkey: {installing('limits')}") from error
+    try:
+        parse_url(url)
+    except ValueError as error:
+        raise SpecError(f"--limits is not the address of a Valkey, such as valkey://HOST:6379: {error}") from error
+    return str(url)
 
 
 def _on_demand(options: argparse.Namespace) -> OnDemandSettings | None:

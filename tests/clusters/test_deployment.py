@@ -138,10 +138,10 @@ def test_server_images_install_requirements_at_build_time() -> None:
 
 
 def test_gateway_image_has_the_requirements_of_the_project() -> None:
-    """Its packages are those of the extra `gateway` and the dependencies that it needs, as in pyproject.toml."""
+    """Its packages are those of the extras `gateway` and `limits`, and the dependencies that it needs."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = {line.replace("; platform_system == 'Linux'", "") for line in project["dependencies"]}
-    named |= set(project["optional-dependencies"]["gateway"])
+    named |= {line for extra in ("gateway", "limits") for line in project["optional-dependencies"][extra]}
     lines = (ROOT / "builder" / "serving" / "gateway" / "requirements.txt").read_text().splitlines()[1:]
     assert set(lines) <= named
     assert set(project["optional-dependencies"]["gateway"]) <= set(lines)

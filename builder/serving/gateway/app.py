@@ -25,6 +25,7 @@ from builder.serving.gateway.endpoint import Endpoint
 from builder.serving.gateway.errors import ApiError, anthropic_error, openai_error, tei_error
 from builder.serving.gateway.generation.chat import ChatCompletionRequest
 from builder.serving.gateway.http_responses import RawResponse, send_error
+from builder.serving.gateway.limits import RateLimits
 from builder.serving.gateway.metrics import Metrics, cache_usage
 from builder.serving.gateway.openai import chat, completions, embeddings
 from builder.serving.gateway.openai.models import list_models, show_model
@@ -49,13 +50,17 @@ def make_app(
     *,
     models: AdapterRegistry,
     metrics: Metrics | None = None,
+    limits: RateLimits | None = None,
 ) -> AccessLog:
-    """Return the gateway over `triton`: a gateway.triton.Triton or another Backend. `models`: the models it offers."""
+    """Return the gateway over `triton`: a gateway.triton.Triton or another Backend. `models`: the models it offers.
+
+    `limits`: those of its keys; by default of this process alone.
+    """
     metrics = metrics or Metrics()
     backend = canary.CanaryBackend(triton, metrics)
     gateway = GatewayState(settings, backend, AdaptedModels(models), metrics)
     app: ASGIApp = ErrorMiddleware(Router(routes(gateway)))
-    app = AuthMiddleware(app, settings)
+    app = AuthMiddleware(app, settings, limits or RateLimits(settings))
     if settings.cors:
         app = CORSMiddleware(app, allow_origins=settings.cors, allow_methods=["*"], allow_headers=["*"])
     return AccessLog(app, metrics, log)

@@ -1,11 +1,10 @@
-"""Control access: bearer keys, and limits of requests and tokens a minute for each key."""
+"""Control access: bearer keys, each within its limits."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -14,6 +13,7 @@ from builder.common.errors import SpecError
 from builder.serving.gateway.context import RECORD, RequestRecord
 from builder.serving.gateway.errors import ApiError, anthropic_error, openai_error
 from builder.serving.gateway.http_responses import send_error
+from builder.serving.gateway.limits import RateLimits
 from builder.serving.gateway.settings import GatewaySettings
 
 PUBLIC_ROUTES = {  # public: liveness, and the page, which asks for a key itself
@@ -77,46 +77,12 @@ def _digest(secret: str) -> bytes:
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
 
 
-class RateLimiter:
-    """Rate limit of each key: a token bucket that refills evenly.
-
-    An answer may cost more than the bucket holds; the key is then refused until it has refilled.
-    """
-
-    def __init__(self, per_minute: int, unit: str, now: Callable[[], float] = time.monotonic) -> None:
-        self.per_minute, self.unit, self.now = per_minute, unit, now
-        self.buckets: dict[str, tuple[float, float]] = {}
-
-    def refuse(self, key: str) -> None:
-        """Raise ApiError 429 if the key's bucket is empty."""
-        available = self._available(key)
-        if available < 1:
-            wait = (1 - available) * 60 / self.per_minute
-            raise ApiError(
-                429,
-                f"this key may use {self.per_minute} {self.unit} a minute; try again in {wait:.0f} s",
-                code="rate_limit_exceeded",
-                retry_after=wait,
-            )
-
-    def spend(self, key: str, amount: int) -> None:
-        """Take `amount` from the key's bucket."""
-        self.buckets[key] = (self._available(key) - amount, self.now())
-
-    def _available(self, key: str) -> float:
-        level, since = self.buckets.get(key, (float(self.per_minute), self.now()))
-        return min(self.per_minute, level + (self.now() - since) * self.per_minute / 60)
-
-
 class AuthMiddleware:
     """ASGI middleware that admits requests with a valid key that is within its limits."""
 
-    def __init__(self, app: ASGIApp, settings: GatewaySettings) -> None:
-        self.app, self.keys = app, ApiKeys(settings.keys)
+    def __init__(self, app: ASGIApp, settings: GatewaySettings, limits: RateLimits) -> None:
+        self.app, self.keys, self.limits = app, ApiKeys(settings.keys), limits
         self.admin = ApiKeys([("admin", settings.admin_key)]) if settings.admin_key else None
-        requests, tokens = settings.requests_per_minute, settings.tokens_per_minute
-        self.requests = RateLimiter(requests, "requests") if requests else None
-        self.tokens = RateLimiter(tokens, "tokens") if tokens else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or (scope["method"], scope["path"]) in PUBLIC_ROUTES:
@@ -124,7 +90,7 @@ class AuthMiddleware:
             return
         record: RequestRecord = scope[RECORD]
         try:
-            self._admit(scope, record)
+            await self._admit(scope, record)
         except ApiError as error:
             record.set_error(error)
             await send_error(send, error, anthropic_error if scope["path"].startswith(ANTHROPIC_PATH) else openai_error)
@@ -132,10 +98,9 @@ class AuthMiddleware:
         try:
             await self.app(scope, receive, send)
         finally:
-            if self.tokens:
-                self.tokens.spend(record.key, record.prompt_tokens + record.completion_tokens)
+            await self.limits.spend_tokens(record.key, record.prompt_tokens + record.completion_tokens)
 
-    def _admit(self, scope: Scope, record: RequestRecord) -> None:
+    async def _admit(self, scope: Scope, record: RequestRecord) -> None:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         header = headers.get(b"authorization", "")
         if scope["path"].startswith(ADMIN_PATH):
@@ -146,7 +111,4 @@ class AuthMiddleware:
             record.key = self.admin.name(header)
             return
         record.key = self.keys.name(header or f"Bearer {headers.get(b'x-api-key', '')}")
-        for allowance in filter(None, (self.requests, self.tokens)):
-            allowance.refuse(record.key)
-        if self.requests:
-            self.requests.spend(record.key, 1)
+        await self.limits.admit(record.key)

@@ -27,6 +27,7 @@ from builder.serving.gateway.app import make_app
 from builder.serving.gateway.catalogue import Catalogue
 from builder.serving.gateway.fleet.app import fleet_app
 from builder.serving.gateway.fleet.targets import is_fleet
+from builder.serving.gateway.limits import RateLimits, rate_limits
 from builder.serving.gateway.residency.backend import make_on_demand_app
 from builder.serving.gateway.settings import GatewaySettings
 from builder.serving.gateway.triton import Triton
@@ -122,7 +123,7 @@ def allow_connections() -> None:
 async def _serve(
     settings: GatewaySettings, listener: socket.socket, certificate: Path | None, key: Path | None
 ) -> None:
-    async with _application(settings) as app:
+    async with rate_limits(settings) as limits, _application(settings, limits) as app:
         config = uvicorn.Config(
             app,
             http=Protocol,
@@ -144,17 +145,17 @@ async def _serve(
 
 
 @asynccontextmanager
-async def _application(settings: GatewaySettings) -> AsyncIterator[AccessLog]:
+async def _application(settings: GatewaySettings, limits: RateLimits) -> AsyncIterator[AccessLog]:
     """Yield the application over one Triton, or over several that `settings.triton` names."""
     if is_fleet(settings.triton):
-        async with fleet_app(settings) as app:
+        async with fleet_app(settings, limits=limits) as app:
             yield app
         return
     triton = Triton(settings.triton)
     if settings.on_demand is None:
-        app, watcher = make_app(settings, triton, models=Catalogue(triton)), None
+        app, watcher = make_app(settings, triton, models=Catalogue(triton), limits=limits), None
     else:
-        app, backend = make_on_demand_app(settings, settings.on_demand, triton)
+        app, backend = make_on_demand_app(settings, settings.on_demand, triton, limits=limits)
         watcher = asyncio.ensure_future(backend.watch())
     try:
         yield app

@@ -75,6 +75,7 @@ class GatewaySettings:
     admin_key: str = ""  # its bearer may use the admin API; "" disables that API
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
+    limits: str = ""  # URL of the Valkey in which all gateways count; "": each has limits of its own
     max_body: int = 8 << 20
     max_waiting: int = 256  # requests of one model that answers once; further ones get 429
     hedge_percentile: int | None = None  # of recent answers, after which a request goes to a second Triton; None: never

@@ -15,6 +15,7 @@ from builder.serving.gateway.access_log import AccessLog
 from builder.serving.gateway.app import make_app
 from builder.serving.gateway.backend import Backend, Metadata, StreamFunction, as_stream
 from builder.serving.gateway.errors import ApiError, unavailable
+from builder.serving.gateway.limits import RateLimits
 from builder.serving.gateway.metrics import LoadingMetrics, Metrics
 from builder.serving.gateway.residency.loader import TritonLoader
 from builder.serving.gateway.residency.memory import TritonProcesses
@@ -129,7 +130,11 @@ async def _next(resident: ResidentModel, answers: AsyncGenerator[Outputs, None])
 
 
 def make_on_demand_app(
-    settings: GatewaySettings, options: OnDemandSettings, triton: Any, log: TextIO | None = sys.stdout
+    settings: GatewaySettings,
+    options: OnDemandSettings,
+    triton: Any,
+    log: TextIO | None = sys.stdout,
+    limits: RateLimits | None = None,
 ) -> tuple[AccessLog, OnDemandBackend]:
     """Return the application over `triton` and the backend, whose `watch` has to run.
 
@@ -138,7 +143,7 @@ def make_on_demand_app(
     metrics, models = Metrics(), RepositoryModels(options.repository)
     loading = LoadingMetrics(metrics.registry)
     backend = on_demand_backend(triton, settings.triton, models, options, loading, settings.max_waiting)
-    return make_app(settings, backend, log, models=models, metrics=metrics), backend
+    return make_app(settings, backend, log, models=models, metrics=metrics, limits=limits), backend
 
 
 def on_demand_backend(
