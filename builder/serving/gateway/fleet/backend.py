@@ -40,7 +40,7 @@ class Attempts:
 
     `requested`: the version that the client named; `version`: the one that they were asked for. Both may be empty.
     `error`: that of the last server; `limit`: servers that it is sent to; `asked`: the one that is to answer now;
-    `is_overtaken`: a second server has answered in its place.
+    `second`: those of the call to a second server, if there is one; `is_overtaken`: that one has answered first.
     """
 
     requested: str
@@ -49,7 +49,14 @@ class Attempts:
     error: ApiError | None = None
     limit: int = MAX_ATTEMPTS
     asked: FleetServer | None = None
+    second: Attempts | None = None
     is_overtaken: bool = False
+
+    @property
+    def excluded(self) -> list[FleetServer]:
+        """Return the servers that the request is not sent to again."""
+        second = None if self.second is None else self.second.asked
+        return self.tried if second is None else [*self.tried, second]
 
     def add(self, server: FleetServer, version: str, error: ApiError) -> None:
         self.tried.append(server)
@@ -112,6 +119,7 @@ class FleetBackend(Backend):
                     copy = service_pb2.ModelInferRequest()
                     copy.CopyFrom(request)
                     copy.model_version = attempts.requested
+                    attempts.second = second
                     calls.append(asyncio.ensure_future(self._infer(copy, metadata, work, second)))
                     self.members.metrics.hedges.labels(asked.name).inc()
             answered = await _first_success(calls)
@@ -189,7 +197,7 @@ class FleetBackend(Backend):
 
     async def _candidates(self, model: str, attempts: Attempts) -> tuple[str, list[FleetServer]]:
         """Return the version of `model` to ask for and the servers that may answer, without those already tried."""
-        servers = [server for server in self.members.accepting_with(model) if server not in attempts.tried]
+        servers = [server for server in self.members.accepting_with(model) if server not in attempts.excluded]
         return holders_of(servers, model, attempts.requested, attempts.version)
 
     def _choose(self, model: str, holders: Sequence[FleetServer], work: RequestWork) -> FleetServer:

@@ -75,7 +75,7 @@ class OnDemandFleetBackend(FleetBackend):
                 first = asyncio.ensure_future(anext(answers, None))
                 try:
                     while not (await asyncio.wait({first}, timeout=WAIT_CHECK_INTERVAL_S))[0]:
-                        if self._is_loaded_beside(server, request.model_name, attempts.tried):
+                        if self._is_loaded_beside(server, request.model_name, attempts.excluded):
                             raise LoadedElsewhere
                 finally:
                     first.cancel()
@@ -100,7 +100,7 @@ class OnDemandFleetBackend(FleetBackend):
 
         A full queue makes no other server load the model: `_copy_if_full` decides that.
         """
-        now, tried = self.members.now(), attempts.tried
+        now, tried = self.members.now(), attempts.excluded
         holders = [server for server in self._holders(model) if server not in tried and server.has_loaded(model)]
         holders = [server for server in holders if server.is_healthy(model, now)]
         may_load = attempts.error is None or attempts.error.code != "queue_full"

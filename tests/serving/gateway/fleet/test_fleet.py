@@ -209,6 +209,27 @@ def test_second_server_is_none_that_just_failed() -> None:
     run_fleet(scenario, FleetTriton(), FleetTriton())
 
 
+def test_retry_goes_to_no_server_that_the_second_request_was_sent_to() -> None:
+    """Regression: if the first server failed after that, the retry could be sent to the second one once more."""
+
+    async def scenario(running: Fleet) -> None:
+        hedging(running, 0.0)
+        first, second, third = running.tritons
+        running.members.servers[running.addresses[2]].work += 1_000_000  # so that it is chosen last
+        first.open.clear()
+        second.open.clear()
+        asking = asyncio.ensure_future(embed(running))
+        await until(lambda: bool(second.requests))
+        first.error = ApiError(503, "Socket closed")
+        first.open.set()
+        await until(lambda: len(second.requests) + len(third.requests) == 2)
+        second.open.set()
+        assert (await asking).status == 200
+        assert [len(triton.requests) for triton in (first, second, third)] == [1, 1, 1]
+
+    run_fleet(scenario, FleetTriton(), FleetTriton(), FleetTriton())
+
+
 def test_stream_moves_before_its_first_piece_only() -> None:
     async def scenario(running: Fleet) -> None:
         broken, other = running.tritons
