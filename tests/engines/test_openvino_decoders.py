@@ -187,7 +187,7 @@ def test_smaller_cache_takes_the_planned_memory(tmp_path: Path) -> None:
     assert measure(opened(graph, 1), exported.caches, VOCABULARY, reference, "float16").error < 1e-2
 
 
-@pytest.mark.parametrize("cache", ["float32", "float16"])
+@pytest.mark.parametrize("cache", ["float32", "float16", "uint8"])
 def test_speculating_rows_answer_as_without_speculation(cache: CacheType, tmp_path: Path) -> None:
     """Text from random weights soon repeats itself, so that tokens are accepted."""
     exported, graph = paged("llama", tmp_path)
@@ -205,8 +205,15 @@ def test_speculating_rows_answer_as_without_speculation(cache: CacheType, tmp_pa
     assert texts[0] == texts[1]
 
 
-def test_rows_over_an_int8_cache_do_not_speculate(tmp_path: Path) -> None:
-    assert not executor_of(*paged("llama", tmp_path), 2, "uint8").can_speculate
+def test_rejected_token_leaves_no_trace_in_an_int8_cache(tmp_path: Path) -> None:
+    """Regression: keys were rounded by channel, so that each token rounded those before it in its block anew."""
+    executor, kept = executor_of(*paged("llama", tmp_path), 1, "uint8"), 5
+    executor.run(0, np.arange(5, 5 + kept)[None], np.array([0]))
+    (block,) = executor.blocks.block_tables[0]
+    before = [cache[block, :, :kept].copy() for cache in executor.caches]
+    executor.run(0, np.arange(40, 48)[None], np.array([kept]))
+    for cache, held in zip(executor.caches, before, strict=True):
+        np.testing.assert_array_equal(cache[block, :, :kept], held)
 
 
 @pytest.fixture(scope="module")

@@ -89,9 +89,11 @@ def compiled(path: Path, threads: int, arithmetic: str) -> Any:
 def decoder_properties(cache: CacheType) -> dict[str, str]:
     """Return the CPU plugin's properties for a decode loop.
 
-    Products in fp32, whatever the CPU is fast at, and 8-bit ones in groups; keys and values in fp32, fp16 or bytes. No
-    thread is bound to a core: Triton's threads and the loop's run beside a step, and the whole step would wait for a
-    bound thread whose core they have (GPT-2, two cores: about a tenth more tokens a second at 8 and at 16 rows).
+    Products in fp32, whatever the CPU is fast at, and 8-bit ones in groups; keys and values in fp32, fp16 or bytes.
+    Bytes of keys have one scale a token. OpenVINO's default is one a channel and block: each new token then rounds the
+    block's earlier ones anew, and a rejected guess leaves a trace. No thread is bound to a core: Triton's threads
+    and the loop's run beside a step, and the whole step would wait for a bound thread whose core they have
+    (GPT-2, two cores: about a tenth more tokens a second at 8 and at 16 rows).
     """
     return {
         "PERFORMANCE_HINT": "LATENCY",
@@ -99,6 +101,7 @@ def decoder_properties(cache: CacheType) -> dict[str, str]:
         "INFERENCE_PRECISION_HINT": "f32",
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": str(ACTIVATIONS),
         "KV_CACHE_PRECISION": {"float32": "f32", "float16": "f16", "uint8": "u8"}[cache],
+        "KEY_CACHE_QUANT_MODE": "BY_TOKEN",
     }
 
 

@@ -34,8 +34,6 @@ class OpenVinoDecoding(DecodingEngine):
     def refuse(self) -> None:
         if self.spec.executor == "bls":
             raise SpecError("--executor bls is not for decoders with --engine openvino, which run in process")
-        if self.spec.draft is not None and self.spec.cache == "int8":
-            raise SpecError("--draft is not for --cache int8 of OpenVINO, which guesses nothing")
 
     def plan_memory(self, layers: Sequence[LayerShape], weights: int, length: int) -> ReservedMemory:
         """Plan whole blocks, as many as fit into --cache-gb, or as --slots full texts need in half of the memory."""

@@ -66,8 +66,8 @@ class OpenVino(GraphEngine):
     def block_bytes(self, layers: Sequence[LayerShape], cache: CacheType) -> int:
         if cache != "uint8":
             return super().block_bytes(layers, cache)
-        # A token's value and a channel's key have a scale and a zero too.
-        return sum(shape.heads * ((BLOCK + 8) * shape.size + BLOCK * (shape.size + 8)) for shape in layers)
+        # A token's key and value have a scale and a zero each.
+        return sum(2 * BLOCK * shape.heads * (shape.size + 8) for shape in layers)
 
     def refused_loop(self, model: Path) -> str | None:
         from builder.runtime.generation.executors.openvino import compile_paged  # loads OpenVINO

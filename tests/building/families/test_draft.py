@@ -218,7 +218,6 @@ def test_check_finds_a_removed_or_changed_draft(folder: Path, tmp_path: Path) ->
     [
         ({"executor": "bls"}, r"--draft is not for --executor bls: it runs in process on the CPU"),
         ({"engine": "auto"}, r"--draft is not for --engine auto \(name the engine\)"),
-        ({"engine": "openvino", "cache": "int8"}, r"--draft is not for --cache int8 of OpenVINO"),
         ({"target": "cuda"}, r"--draft is not for --target cuda"),
         ({"adapters": 2}, r"--draft is not for --adapters: a draft guesses what the model without them says"),
         ({"engine": "vllm", "precision": "fp16"}, r"--draft cannot be used with --engine vllm"),

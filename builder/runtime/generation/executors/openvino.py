@@ -35,6 +35,8 @@ def open_executor(folder: Path, serving: GenerationServing, geometry: Geometry) 
 class OpenVinoExecutor(Paged):
     """Graph whose attention is PagedAttention; `session.entries` are properties of OpenVINO's CPU plugin."""
 
+    can_speculate = True
+
     def __init__(self, model: Path, geometry: Geometry, session: Session) -> None:
         compiled = compile_paged(model, session)
         self.request = compiled.create_infer_request()
@@ -42,8 +44,6 @@ class OpenVinoExecutor(Paged):
         self.inputs = Inputs(self.request, names)
         super().__init__(geometry, BLOCK)
         self.caches = _allocate(compiled, self.request, self.blocks.num_blocks)
-        # With a uint8 cache each new token rounds the keys of its block anew, and a rejected one would leave a trace.
-        self.can_speculate = geometry.cache != "uint8"
 
     def _infer(self, rows: PagedRows) -> np.ndarray:
         self.inputs.fill(feeds_of(rows))
@@ -98,7 +98,7 @@ def _allocate(compiled: Any, request: Any, blocks: int) -> "Sequence[np.ndarray]
         name = next((name for name in value.get_names() if "_cache." in name), None)
         if name is not None:
             sizes = [size.get_length() for size in list(value.get_partial_shape())[1:]]
-            if name.startswith("value") and sizes[1] != BLOCK:
+            if sizes[1] != BLOCK:
                 raise RuntimeError(
                     f"this OpenVINO, {openvino.__version__}, has blocks of {sizes[1]} tokens, and the model is for "
                     f"{BLOCK}: install the version that build-repo's requirements.txt pins"
