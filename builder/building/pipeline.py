@@ -31,7 +31,7 @@ from builder.repository.locks import refuse_unwritable
 from builder.repository.publish import existing_source, publish
 from builder.repository.report.record import BuildReport, with_summary
 from builder.repository.sharing.hosting import refuse_hosted
-from builder.repository.stores.store import Store, open_store
+from builder.repository.stores.opening import VersionStore, chosen_version, open_versions
 from builder.repository.stores.transfer import publish_to, source_in
 from builder.repository.transaction import recover
 from builder.repository.verdict import Unverified, Verified
@@ -50,7 +50,8 @@ def build(spec: BuildSpec, stage: Stage = lambda name: nullcontext()) -> BuildRe
     """
     if (reason := missing(spec.engine)) is not None:
         raise SpecError(reason)
-    store = None if spec.store is None else open_store(spec.store)
+    store = None if spec.store is None else open_versions(spec.store)
+    version = None if spec.store is None else chosen_version(spec.store, None)
     recover(spec.output)
     if store is None:
         refuse_unwritable(spec.output)
@@ -59,6 +60,8 @@ def build(spec: BuildSpec, stage: Stage = lambda name: nullcontext()) -> BuildRe
             key, since = build_key(spec), max(version_numbers(spec.output / spec.entry_name), default=0)
             checkpoint = locate(spec.source, weights=False) if spec.runs_checkpoint else resolve(spec)
             _refuse_another_model(store or spec.output, spec, checkpoint.source)
+            if store is not None and version in store.versions(spec.entry_name):
+                raise RepositoryError(f"{store.url} has a version {version} already: leave it out for the next one")
         refuse_card(spec, spec.runs)
         if isinstance(checkpoint, Checkpoint):
             outcome: Verified | Unverified = verified(spec, checkpoint, key, folder, stage)
@@ -68,7 +71,7 @@ def build(spec: BuildSpec, stage: Stage = lambda name: nullcontext()) -> BuildRe
                 outcome = replace(result, report=replace(result.report, build_key=key))
         with stage("publish"):
             if store is not None:
-                return publish_to(store, outcome, folder)
+                return publish_to(store, outcome, folder, version)
             return publish(spec.output, outcome, spec.keep, workplace=folder, since=since)
 
 
@@ -124,7 +127,7 @@ def _select_with_draft(family: Family, context: Context, stage: Stage) -> Drafte
         return DraftedModel(target, select_variant(draft_family, draft, lambda name: stage(f"{name} of the draft")))
 
 
-def _refuse_another_model(output: Path | Store, spec: BuildSpec, source: str) -> None:
+def _refuse_another_model(output: Path | VersionStore, spec: BuildSpec, source: str) -> None:
     """Raise RepositoryError if the build cannot be the next version of the model that has its name.
 
     `source`: of its checkpoint. Only an explicit name makes it a version of a model from another checkpoint.
@@ -143,7 +146,7 @@ def _refuse_another_model(output: Path | Store, spec: BuildSpec, source: str) ->
         )
 
 
-def _existing(output: Path | Store, name: str) -> tuple[str | None, str | None]:
+def _existing(output: Path | VersionStore, name: str) -> tuple[str | None, str | None]:
     """Return the source of the model `name`, None if there is none, and the name that it was built under."""
     if isinstance(output, Path):
         return existing_source(output, name), front_of(output / name)

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from builder.clusters.deploy.targets import find_target, names
 from builder.commands import DEFAULT_REPOSITORY, VERIFY_KEY_HELP, count, positive, screen, screen_table
+from builder.common.addresses import store_address
 from builder.common.errors import RepositoryError, SpecError
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ def parser() -> argparse.ArgumentParser:
         "--repository",
         default=str(DEFAULT_REPOSITORY),
         metavar="DIR",
-        help=f"a folder (default {DEFAULT_REPOSITORY}), or an object store that each replica pulls from",
+        help=f"a folder (default {DEFAULT_REPOSITORY}), or what each replica pulls from: an object store, or "
+        "oci://REGISTRY/REPOSITORY",
     )
     add(
         "--output",
@@ -99,7 +101,8 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--store-secret",
         metavar="SECRET",
-        help="the cluster's secret whose entries the pull gets as variables: credentials of the store",
+        help="the cluster's secret whose entries the pull gets as variables: credentials of the store; for a registry, "
+        "the secret of its login, which kubectl create secret docker-registry makes",
     )
     add(
         "--hub-secret",
@@ -143,10 +146,10 @@ def _deployment(options: argparse.Namespace) -> Deployment:
     from builder.clusters.deploy.deployment import Deployment, Scaling, SecretNames, check_deployment
     from builder.options import PodOptions, load_pod_options
     from builder.repository.signing_keys import trusted_text
-    from builder.repository.stores.store import is_store
 
     if (options.max_replicas is None) != (options.prometheus is None):
         raise SpecError("--max-replicas and --prometheus go together: Prometheus knows how long requests wait")
+    stored = store_address(options.repository) is not None
     models = read_deployed_models(options.repository, options.model)
     memory = None if options.memory_gb is None else round(options.memory_gb * 1e9)
     if options.plan is None:
@@ -159,7 +162,7 @@ def _deployment(options: argparse.Namespace) -> Deployment:
         Deployment(
             name=options.name,
             repository=options.repository,
-            stored=is_store(options.repository),
+            stored=stored,
             models=models,
             size=size,
             replicas=options.replicas,
@@ -172,7 +175,7 @@ def _deployment(options: argparse.Namespace) -> Deployment:
             probed=tuple(options.probe),
             monitored=options.monitor,
             pooled=options.inference_pool,
-            pulled=pulled_bytes(options.repository, models) if is_store(options.repository) else None,
+            pulled=pulled_bytes(options.repository, models) if stored else None,
             pod=PodOptions() if described is None else load_pod_options(described),
         )
     )

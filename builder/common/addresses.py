@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from builder.common.errors import SpecError
 
 REGISTRY = re.compile(r"oci(\+http)?:/.*")
-SCHEMES = ("s3", "gs", "az", "abfs", "file")
+SCHEMES = ("s3", "gs", "az", "abfs", "file", r"oci(?:\+http)?")
 ADDRESS = re.compile(rf"({'|'.join(SCHEMES)}):/+(.+)")
 LOOPBACK = re.compile(r"127(\.\d{1,3}){3}")
 NAME_AND_VERSION = re.compile(r"([A-Za-z0-9_.+-]+)(?:@([1-9]\d*))?")
@@ -45,7 +45,10 @@ def split_version(text: str) -> tuple[str, int | None]:
 
 
 def store_address(output: str | Path) -> str | None:
-    """Return `output` as the address of an object store; None for a folder. Accepts a Path, which has lost a slash."""
+    """Return `output` as the address of a store or a registry; None for a folder.
+
+    Accepts a Path, which has lost a slash.
+    """
     match = ADDRESS.fullmatch(str(output))
     if match is None:
         return None

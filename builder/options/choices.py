@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from builder.common.addresses import is_registry, store_address
+from builder.common.addresses import store_address
 from builder.common.engines import ENGINES
 from builder.common.releases import NEWEST, RELEASES
 from builder.options.sections import VLLM, Calibration, Gpu, Load, Options, TensorRT, TensorRTLLM
@@ -33,13 +32,14 @@ class Choices(Options):
     """Name of the model in Triton; a build under the name of a model that is there becomes its next version. Default:
     the last part of MODEL, and then a model that was built from another checkpoint is refused."""
     output: Path = Field(Path("model_repository"), json_schema_extra={"flag": True})
-    """Model repository to publish into, or an object store to push to: s3://, gs://, az:// or file:// and a path."""
+    """Model repository to publish into, or an object store to push to: s3://, gs://, az:// or file:// and a path; or a
+    registry: oci://REGISTRY/REPOSITORY, which is for one model, and :N for version N."""
     keep: int = Field(KEEP, ge=1, json_schema_extra={"flag": True})
     """Versions of the model that remain there, the new one included: first the one that was served until then, to which
     a rollback returns.
     """
     store: str | None = None
-    """Object store that the model is pushed to, instead of a folder: `output`, where that is an address."""
+    """Object store or registry that the model is pushed to, instead of a folder: `output`, where that is an address."""
     revision: str | None = Field(None, json_schema_extra={"flag": True})
     """Branch, tag or commit on the Hugging Face Hub. Default: main."""
     precision: Literal["fp32", "fp16", "bf16", "int8", "int8-static", "int8-weights", "int4-weights", "fp8", "auto"] = (
@@ -167,9 +167,6 @@ class Choices(Options):
     @model_validator(mode="before")
     @classmethod
     def _stores_are_no_folders(cls, options: Any) -> Any:
-        if isinstance(options, dict) and is_registry(output := str(options.get("output", ""))):
-            registry = re.sub(":/+", "://", output, count=1)
-            raise ValueError(f"a registry is pushed to: build into a folder, then build-repo push NAME --to {registry}")
         address = store_address(options["output"]) if isinstance(options, dict) and "output" in options else None
         if address is None:
             return options

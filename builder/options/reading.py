@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import typing
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from builder.common.addresses import is_registry
 from builder.common.errors import SpecError
 from builder.options.build_spec import BuildSpec
 from builder.options.models_file import POD, EntryLocation, nearest, read_models_file, read_pod_section
@@ -59,6 +61,7 @@ def load_entries(path: Path) -> list[Entry]:
         more = f"\nand {len(errors) - SHOWN} more" * (len(errors) > SHOWN)
         raise SpecError("\n".join(errors[:SHOWN]) + more)
     _refuse_equal_names(entries)
+    _refuse_equal_registries(entries)
     return entries
 
 
@@ -81,6 +84,16 @@ def _refuse_equal_names(entries: Sequence[Entry]) -> None:
                 "`name` ({model} in it is the last part of MODEL)"
             )
         known[name] = entry.origin
+
+
+def _refuse_equal_registries(entries: Sequence[Entry]) -> None:
+    outputs = Counter(entry.spec.store for entry in entries if entry.spec.store and is_registry(entry.spec.store))
+    for entry in entries:
+        if outputs[entry.spec.store or ""] > 1:
+            raise SpecError(
+                f"{entry.origin}: {entry.spec.store} is the output of two models, and a repository of a registry is of "
+                "one: give each model its own `output`"
+            )
 
 
 def _explain(error: ValidationError, subject: str | None, read: type[BaseModel]) -> str:

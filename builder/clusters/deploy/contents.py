@@ -14,14 +14,15 @@ from pathlib import Path, PurePosixPath
 
 from builder.clusters.deploy.deployment import DeployedModel, ReplicaSize, digest_of_model
 from builder.clusters.deploy.whole_checkpoint import whole_checkpoint
-from builder.common.addresses import split_version
+from builder.common.addresses import split_version, store_address
 from builder.common.engines import ENGINES
 from builder.common.errors import RepositoryError, SpecError
 from builder.repository.config.arguments import RESPONSE_CACHE
 from builder.repository.config.render import CONFIG
 from builder.repository.report.record import REPORT, read_report
 from builder.repository.sharing.hosting import MODELS, NAMES_THE_MODEL, config_of, hosted_repositories, read_hosted
-from builder.repository.stores.store import Store, is_store, open_store
+from builder.repository.stores.opening import VersionStore, chosen_version, open_versions
+from builder.repository.stores.store import Manifest
 from builder.repository.versions import entry_names, is_front
 from builder.runtime.contract import FILE, ContractError, GenerationServing, load, load_shared
 from builder.runtime.hosted import HostedModel
@@ -38,36 +39,37 @@ DESCRIBING_FILES = (  # the files that describe a version
 
 
 def read_deployed_models(repository: str, requested: Sequence[str] = ()) -> tuple[DeployedModel, ...]:
-    """Return the models of a folder or an object store, or only those `requested`, as NAME or NAME@VERSION.
+    """Return the models of a folder, a store or a registry, or only those `requested`, as NAME or NAME@VERSION.
 
     Raises SpecError and RepositoryError.
     """
     versions = dict(split_version(text) for text in requested)
-    if not is_store(repository):
+    if store_address(repository) is None:
         return _of_folder(Path(repository), versions)
+    store = open_versions(repository)
     with tempfile.TemporaryDirectory(prefix="outline-") as folder:
-        fetch_descriptions(open_store(repository), versions, Path(folder))
+        for name in versions or store.models():
+            version = chosen_version(repository, versions.get(name))
+            _fetch_descriptions(store.manifest(name, version), store, Path(folder))
         return _of_folder(Path(folder), {}, repository)
 
 
-def fetch_descriptions(store: Store, versions: dict[str, int | None], folder: Path) -> None:
-    """Write to `folder` the files that describe versions of a store: the newest of each model, or the `versions`."""
-    for name in versions or store.models():
-        manifest = store.manifest(name, versions.get(name))
-        for path, blob in manifest.files.items():
-            entry, *_, file = PurePosixPath(path).parts
-            if file not in DESCRIBING_FILES or path != f"{entry}/{manifest.version}/{file}":
-                continue
-            target = folder / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            store.get(blob, target)
-            if file in (CONFIG, REPORT):
-                (folder / entry / file).write_bytes(target.read_bytes())
+def _fetch_descriptions(manifest: Manifest, store: VersionStore, folder: Path) -> None:
+    """Write to `folder` the files that describe a version of a store."""
+    for path, blob in manifest.files.items():
+        entry, *_, file = PurePosixPath(path).parts
+        if file not in DESCRIBING_FILES or path != f"{entry}/{manifest.version}/{file}":
+            continue
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        store.get(blob, target)
+        if file in (CONFIG, REPORT):
+            (folder / entry / file).write_bytes(target.read_bytes())
 
 
 def pulled_bytes(url: str, models: Sequence[DeployedModel]) -> int:
     """Return the bytes of the files that a replica pulls from the store at `url`. Raises RepositoryError."""
-    store = open_store(url)
+    store = open_versions(url)
     manifests = [store.manifest(model.name, model.version) for model in models]
     return sum(blob.size for manifest in manifests for blob in manifest.files.values())
 

@@ -94,8 +94,8 @@ class Scaling:
 class SecretNames:
     """Names of the cluster's own secrets.
 
-    `keys`: of the gateway's clients; `store`: environment for the pull; `hub`: environment for the server, which
-    downloads checkpoints.
+    `keys`: of the gateway's clients; `store`: environment for the pull, or login of a registry; `hub`: environment for
+    the server, which downloads checkpoints.
     """
 
     keys: str | None = None
@@ -107,16 +107,16 @@ class SecretNames:
 class Deployment:
     """Deployment of models.
 
-    `repository`: a folder, or the address of an object store; `registry`: of the images, None if it was not
-    given; `endpoint`: of the object store, if it is not the scheme's own; `trusted`: the public key, or the
-    certificates, that pulled models must be signed with (PEM); `probed`: models whose replicas are probed; `monitored`:
-    Prometheus' operator is there; `pooled`: an inference gateway chooses the replica; `pod`: requirements of the
-    cluster for each pod; `pulled`: bytes that a replica pulls from the store, None if unknown.
+    `repository`: a folder, or the address of an object store or of a model in a registry; `registry`: of the images,
+    None if it was not given; `endpoint`: of the object store, if it is not the scheme's own; `trusted`: the public key,
+    or the certificates, that pulled models must be signed with (PEM); `probed`: models whose replicas are probed;
+    `monitored`: Prometheus' operator is there; `pooled`: an inference gateway chooses the replica; `pod`: requirements
+    of the cluster for each pod; `pulled`: bytes that a replica pulls from the store, None if unknown.
     """
 
     name: str
     repository: str
-    stored: bool  # True if it is in an object store
+    stored: bool  # True if it is in an object store or a registry
     models: tuple[DeployedModel, ...]
     size: ReplicaSize
     replicas: int = 2

@@ -17,7 +17,9 @@ from builder.clusters.deploy.pod import (
     trusted_name,
 )
 from builder.clusters.deploy.scaling import scaled_object
+from builder.common.addresses import is_registry
 from builder.repository.config.arguments import METRICS_PORT
+from builder.repository.stores.oci.address import parse_address
 
 HTTPS, DNS = 443, 53
 MONITORING = "monitoring"  # the namespace of Prometheus, as its operator's own manifests have it
@@ -106,8 +108,13 @@ def _network_policy(deployment: Deployment) -> Document:
     if deployment.downloads:  # the Hub
         egress.append({"ports": [_port(HTTPS)]})
     if deployment.stored:
-        endpoint = urlsplit(deployment.endpoint or "https:")
-        egress.append({"ports": [_port(endpoint.port or (HTTPS if endpoint.scheme == "https" else 80))]})
+        in_registry = is_registry(deployment.repository)
+        address = parse_address(deployment.repository).endpoint if in_registry else deployment.endpoint
+        endpoint = urlsplit(address or "https:")
+        ports = {endpoint.port or (HTTPS if endpoint.scheme == "https" else 80)}
+        if in_registry:  # it may send to an authorization service and to a storage of others
+            ports.add(HTTPS)
+        egress.append({"ports": [_port(port) for port in sorted(ports)]})
         egress += _in_cluster_store_rules(deployment, endpoint.hostname or "")
     spec = {
         "podSelector": {"matchLabels": labels(deployment)},

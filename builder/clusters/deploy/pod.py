@@ -15,6 +15,7 @@ from builder.clusters.deploy.deployment import Deployment
 from builder.clusters.deploy.image import build_command, image_tag
 from builder.clusters.deploy.placement import placement
 from builder.clusters.deploy.probes import live_probe, ready_probe
+from builder.common.addresses import is_registry
 from builder.common.distribution import own_version
 from builder.common.errors import SpecError
 from builder.common.telemetry import OFF
@@ -40,6 +41,7 @@ STARTUP_PROBE_PERIOD_S = 5
 LOAD_BYTES_PER_S = 50_000_000  # large models get longer to load: a slow disk on a machine's network
 PULL_TIMEOUT_S = 900  # to fetch images of gigabytes, and the models
 TRUSTED, TRUSTED_KEY = "/trusted", "key.pem"  # where the pull finds the key that models must be signed with
+LOGIN = "/login"  # where the pull finds docker's settings with the login of a registry
 CACHED_ENGINES = "/engines"  # where ONNX Runtime's TensorRT keeps compiled engines, in the image
 HOME = "/home-of-engine"  # of an engine that runs whole checkpoints: what it downloads and compiles
 GATEWAY_CPU, GATEWAY_MEMORY = "500m", 512 << 20  # one event loop; 94 MB were measured with 1,000 idle connections
@@ -132,7 +134,7 @@ def image_steps(deployment: Deployment, output: Path) -> list[str]:
 
 
 def pulls(deployment: Deployment) -> list[Document]:
-    """Return the container that pulls models from the object store: one version of each, the same for all replicas."""
+    """Return the container that pulls models: one version of each, the same for all replicas."""
     if not deployment.stored:
         return []
     names = [f"{model.name}@{model.version}" for model in deployment.models]
@@ -152,7 +154,10 @@ def pulls(deployment: Deployment) -> list[Document]:
         container["volumeMounts"].append({"name": "trusted", "mountPath": TRUSTED, "readOnly": True})
     if deployment.endpoint is not None:
         container["env"].append({"name": "AWS_ENDPOINT_URL", "value": deployment.endpoint})
-    if deployment.secrets.store is not None:
+    if deployment.secrets.store is not None and is_registry(deployment.repository):
+        container["env"].append({"name": "DOCKER_CONFIG", "value": LOGIN})
+        container["volumeMounts"].append({"name": "login", "mountPath": LOGIN, "readOnly": True})
+    elif deployment.secrets.store is not None:
         container["envFrom"] = [{"secretRef": {"name": deployment.secrets.store}}]
     return [container]
 
@@ -258,6 +263,9 @@ def volumes(deployment: Deployment) -> list[Document]:
     if deployment.pulled is not None:  # twice: where links are not possible, the pull copies
         limit = {"sizeLimit": 2 * deployment.pulled + PULL_MARGIN}
         entries = [{**entry, "emptyDir": limit} if entry["name"] == "models" else entry for entry in entries]
+    if deployment.secrets.store is not None and is_registry(deployment.repository):
+        items = [{"key": ".dockerconfigjson", "path": "config.json"}]  # of the type kubernetes.io/dockerconfigjson
+        entries.append({"name": "login", "secret": {"secretName": deployment.secrets.store, "items": items}})
     if deployment.trusted is not None:
         entries.append({"name": "trusted", "configMap": {"name": trusted_name(deployment)}})
     return entries

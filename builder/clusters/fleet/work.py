@@ -22,7 +22,7 @@ from builder.common.hashing import digest_of
 from builder.common.machine import sharing_cores
 from builder.options import BuildSpec
 from builder.repository.report.record import REPORT, BuildReport, parse_report, read_report
-from builder.repository.stores.store import open_store
+from builder.repository.stores.opening import open_versions
 from builder.repository.versions import version_numbers
 
 OnProgress = Callable[[BuildProgress], None]
@@ -77,7 +77,7 @@ def newest_report(spec: BuildSpec) -> BuildReport | None:
     """
     if spec.store is None:
         return _newest_in_folder(spec.output, spec.entry_name)
-    store, name = open_store(spec.store), spec.entry_name
+    store, name = open_versions(spec.store), spec.entry_name
     versions = store.versions(name)
     if not versions:
         return None

@@ -80,22 +80,26 @@ def push(repository: Path, name: str, store: VersionStore, version: int | None =
     return Pushed(manifest, sent)
 
 
-def publish_to(store: VersionStore, outcome: Verified | Unverified, folder: Path) -> BuildReport:
-    """Make `outcome` the next version in `store`; `folder`: temporary layout. Raises RepositoryError."""
+def publish_to(
+    store: VersionStore, outcome: Verified | Unverified, folder: Path, version: int | None = None
+) -> BuildReport:
+    """Make `outcome` the next version in `store`, or `version`; `folder`: temporary layout. Raises RepositoryError."""
     while True:
-        number = 1 + max(store.versions(outcome.report.name), default=0)
+        number = version or 1 + max(store.versions(outcome.report.name), default=0)
         repository = folder / f"version_{number}"
         report = publish(repository, outcome, first=number, workplace=folder)
         try:
             push(repository, report.name, store)
         except VersionTakenError:  # by another process meanwhile: take the next number
+            if version is not None:
+                raise
             continue
         return report
 
 
 def source_in(store: VersionStore, name: str) -> str | None:
     """Return the checkpoint that the model `name` in `store` was built from; None if there is no such model."""
-    return store.manifest(name).source if store.versions(name) else None
+    return store.manifest(name).source if name in store.models() else None
 
 
 def pull(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import shutil
@@ -16,6 +17,8 @@ from builder.clusters.deploy.contents import read_deployed_models
 from builder.repository.versions import version_numbers
 from builder.serving.plan.lines import PROCESS, SERVER
 from tests.clusters.deploy.conftest import CACHE, WEIGHTS
+from tests.repository.stores.emulators import HOST
+from tests.repository.stores.oci.registries import PASSWORD, USER, docker_registry
 from tests.signing import write_keys
 
 MIB = 1 << 20
@@ -29,8 +32,24 @@ def deploy(*options: str, output: Path) -> dict[str, Any]:
 
 
 def _containers(written: dict[str, Any]) -> dict[str, Any]:
-    spec = written["deployment.yaml"]["spec"]["template"]["spec"]
+    spec = _pod(written, "kubernetes")
     return {container["name"]: container for container in (*spec["initContainers"], *spec["containers"])}
+
+
+def _pod(written: dict[str, Any], target: str) -> Any:
+    """Return the spec of a target's pods that pull."""
+    if target == "kserve":
+        return written["inference-service.yaml"]["spec"]["predictor"]
+    if target == "ray":
+        return written["rayservice.yaml"]["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]["template"]["spec"]
+    return written["deployment.yaml"]["spec"]["template"]["spec"]
+
+
+def _volumes(written: dict[str, Any], target: str) -> Any:
+    """Return the volumes of a target's pods; KServe's are those of its runtime."""
+    return (
+        written["serving-runtime.yaml"]["spec"]["volumes"] if target == "kserve" else _pod(written, target)["volumes"]
+    )
 
 
 def test_deployed_models_are_read_alike_from_folder_and_store(folder: Path, store: str) -> None:
@@ -92,6 +111,42 @@ def test_replicas_pull_the_deployed_versions_from_the_store(store: str, tmp_path
     assert triton["resources"]["requests"] == {"cpu": 6, "memory": SERVER + 3 * (PROCESS + WEIGHTS) + CACHE}
     assert triton["image"].startswith("registry.example/models-triton:24.10-")
     assert "--grpc-max-response-pool-size=128" not in triton["args"], "24.10 does not know it"
+
+
+def test_replicas_pull_from_a_registry_with_the_login_of_a_secret(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run the pull of each target with the arguments, the variable and the file of its pod."""
+    secret = {".dockerconfigjson": ""}  # as kubectl create secret docker-registry writes it
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
+    (tmp_path / "docker").mkdir()
+    (tmp_path / "registry").mkdir()
+    with docker_registry(tmp_path / "registry", is_protected=True) as port:
+        address = f"oci://{HOST}:{port}/team/minilm"
+        auth = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+        secret[".dockerconfigjson"] = json.dumps({"auths": {f"{HOST}:{port}": {"auth": auth}}})
+        (tmp_path / "docker" / "config.json").write_text(secret[".dockerconfigjson"])
+        assert main(["push", "minilm", "--to", address, "--repository", str(folder)]) == 0
+        for target in ("kubernetes", "kserve", "ray"):
+            options = ("--to", target, "--repository", f"{address}:2", "--store-secret", "login")
+            written = deploy(*options, output=tmp_path / target)
+            spec = _pod(written, target)
+            (pull,) = [container for container in spec["initContainers"] if container["name"] == "pull"]
+            assert pull["args"] == ["minilm@2", f"--from={address}:2", "--repository=/pulled/models"]
+            (mount,) = [mount for mount in pull["volumeMounts"] if mount["name"] == "login"]
+            assert {"name": "DOCKER_CONFIG", "value": mount["mountPath"]} in pull["env"]
+            assert "envFrom" not in pull
+            (volume,) = [volume["secret"] for volume in _volumes(written, target) if volume["name"] == "login"]
+            here = tmp_path / target / "login"
+            here.mkdir()
+            for item in volume["items"]:
+                (here / item["path"]).write_text(secret[item["key"]])
+            monkeypatch.setenv("DOCKER_CONFIG", str(here))
+            assert main(["pull", *(word.replace("/pulled", str(here / "pulled")) for word in pull["args"])]) == 0
+            assert version_numbers(here / "pulled" / "models" / "minilm") == [2]
+        rules = deploy("--to", "kubernetes", *options[2:], output=tmp_path / "rules")["network-policy.yaml"]["spec"]
+        ports = {rule["port"] for egress in rules["egress"] for rule in egress.get("ports", ())}
+        assert ports == {53, 443, port}, "names, tokens and the storage that a registry sends to, and the registry"
 
 
 def test_replicas_pull_only_signed_models(

@@ -35,8 +35,19 @@ class OciStore:
     def url(self) -> str:
         return self.client.address.url
 
+    def models(self) -> list[str]:
+        """Return the model whose versions are there; nothing if there are none."""
+        return [self._manifest(number).name for number in self._numbers()[-1:]]
+
     def versions(self, name: str) -> list[int]:
-        """Return the versions that are there, in order: the tags that are numbers."""
+        """Return the versions that are there, in order. Raises RepositoryError if they are of another model."""
+        numbers = self._numbers()
+        if numbers and (own := self._manifest(numbers[-1]).name) != name:
+            raise RepositoryError(f"{self.url} has versions of {own}; {name} needs a repository of its own")
+        return numbers
+
+    def _numbers(self) -> list[int]:
+        """Return the tags that are numbers, in order."""
         found: list[int] = []
         page: str | None = "tags/list"
         while page is not None:
@@ -53,17 +64,11 @@ class OciStore:
         number = max(self.versions(name), default=None) if version is None else version
         if number is None:
             raise RepositoryError(f"{self.url} has no versions; correct the address, or push one first")
-        where, headers = f"{self.url}:{number}", {"Accept": ACCEPT}
-        answer = self.client.send("GET", f"manifests/{number}", (200, 404), headers=headers)
-        if answer.status_code == 404:
-            has = ", ".join(map(str, self.versions(name))) or "none"
-            raise RepositoryError(f"{self.url} has no version {number} of {name}; it has {has}")
-        digest, own = answer.headers.get(DIGEST_HEADER), _digest(answer.content)
-        if digest not in (None, own):
-            raise RepositoryError(f"{where} is damaged: its digest is {own} instead of {digest}")
-        manifest = load_artefact(answer.content, where)
+        manifest = self._manifest(number)
         if (manifest.name, manifest.version) != (name, number):
-            raise RepositoryError(f"{where} is version {manifest.version} of {manifest.name}, not {number} of {name}")
+            raise RepositoryError(
+                f"{self.url}:{number} is version {manifest.version} of {manifest.name}, not {number} of {name}"
+            )
         return manifest
 
     def publish(self, manifest: Manifest) -> None:
@@ -78,9 +83,17 @@ class OciStore:
             if there.headers.get(DIGEST_HEADER) == _digest(content):
                 return
             raise VersionTakenError(f"{self.url} has a version {manifest.version} already; nothing of it was changed")
+        self.versions(manifest.name)  # refuses those of another model
         if not self._has(config_blob):
             self._upload(config_blob, lambda: config)
         self.client.send("PUT", path, (201,), headers={"Content-Type": MANIFEST}, body=lambda: content)
+
+    def read(self, blob: Blob) -> bytes:
+        """Return the content of a small blob. Raises RepositoryError if its digest is another."""
+        content = self._blob(blob, {}, stream=False).content
+        if hashlib.sha256(content).hexdigest() != blob.sha256:
+            raise RepositoryError(f"{self._where(blob)} is not what its digest says; push the version elsewhere")
+        return content
 
     def put(self, source: Path, blob: Blob, verify: bool = False) -> bool:
         """Upload the content of `source` unless it is there. Returns True if it was sent.
@@ -123,6 +136,18 @@ class OciStore:
             raise RepositoryError(f"{self._where(blob)} is not what its digest says; push the version elsewhere")
         os.replace(unfinished, target)
 
+    def _manifest(self, number: int) -> Manifest:
+        """Return the manifest of a tag. Raises RepositoryError."""
+        where, headers = f"{self.url}:{number}", {"Accept": ACCEPT}
+        answer = self.client.send("GET", f"manifests/{number}", (200, 404), headers=headers)
+        if answer.status_code == 404:
+            has = ", ".join(map(str, self._numbers())) or "none"
+            raise RepositoryError(f"{self.url} has no version {number}; it has {has}")
+        digest, own = answer.headers.get(DIGEST_HEADER), _digest(answer.content)
+        if digest not in (None, own):
+            raise RepositoryError(f"{where} is damaged: its digest is {own} instead of {digest}")
+        return load_artefact(answer.content, where)
+
     def _problem(self, blob: Blob) -> str | None:
         """Read a blob and return what is wrong with it, the end of a sentence; None if nothing is."""
         digest = hashlib.sha256()
@@ -134,10 +159,10 @@ class OciStore:
                 return f"could not be read ({first_line(error)})"
         return None if digest.hexdigest() == blob.sha256 else "is not what its digest says"
 
-    def _blob(self, blob: Blob, headers: dict[str, str]) -> requests.Response:
+    def _blob(self, blob: Blob, headers: dict[str, str], stream: bool = True) -> requests.Response:
         """Return an answer with the content of a blob, or of its rest. Raises RepositoryError."""
         path = f"blobs/sha256:{blob.sha256}"
-        answer = self.client.send("GET", path, (200, 206, 404), headers=headers, stream=True)
+        answer = self.client.send("GET", path, (200, 206, 404), headers=headers, stream=stream)
         if answer.status_code == 404:
             answer.close()
             raise RepositoryError(f"{self._where(blob)} is not there; push the version again")

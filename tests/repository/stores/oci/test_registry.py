@@ -7,6 +7,7 @@ import json
 import os
 import re
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +16,24 @@ import requests
 
 from builder.cli import main
 from builder.common.errors import RepositoryError, SpecError
-from builder.options import make_spec
+from builder.options import load_specs, make_spec
 from builder.repository.signatures import sign, unsigned
 from builder.repository.signing_keys import Signer
 from builder.repository.stores.oci.address import parse_address
 from builder.repository.stores.opening import VersionStore, open_versions
-from builder.repository.stores.store import VersionTakenError
-from builder.repository.stores.transfer import pull, push
+from builder.repository.stores.store import Manifest, VersionTakenError
+from builder.repository.stores.transfer import publish_to, pull, push
 from tests.repository.stores.emulators import HOST
 from tests.repository.stores.faulty import Faulty
 from tests.repository.stores.oci.registries import INDEX, PASSWORD, USER, StandIn, docker_registry
-from tests.repository.stores.versions import publish_version, tree
+from tests.repository.stores.versions import outcome, publish_version, tree
 from tests.signing import write_keys
 
 LARGE = bytes(range(256)) * 16384  # 4 MiB: more than one packet, and more than what is read at once
+
+
+def _printed(capsys: pytest.CaptureFixture[str]) -> str:
+    return capsys.readouterr().err.replace("\n", " ")
 
 
 def test_pull_from_a_registry_yields_the_pushed_files(any_store: VersionStore, repository: Path, target: Path) -> None:
@@ -50,7 +55,7 @@ def test_push_sends_only_the_blobs_that_a_registry_lacks(any_store: VersionStore
     assert 0 < push(repository, "front", any_store).sent < 100_000
     assert any_store.versions("front") == [1, 2]
     assert any_store.manifest("front").version == 2
-    with pytest.raises(RepositoryError, match=r"has no version 7 of front; it has 1, 2"):
+    with pytest.raises(RepositoryError, match=r"has no version 7; it has 1, 2"):
         any_store.manifest("front", 7)
 
 
@@ -278,15 +283,61 @@ def test_commands_name_what_is_wrong_with_an_address(
         ("store", "check", url): "is a registry, which checks and collects its own blobs",
     }.items():
         assert main(list(command)) == 1
-        assert message in capsys.readouterr().err.replace("\n", " ")
+        assert message in _printed(capsys)
     assert main(["push", "front", "--to", f"{url}:1", *here]) == 0
     with pytest.raises(RepositoryError, match="is version 1 of front, not 1 of other"):
         open_versions(url).manifest("other", 1)
 
 
-def test_build_refuses_a_registry_as_output() -> None:
-    with pytest.raises(SpecError, match="build into a folder, then build-repo push NAME --to"):
-        make_spec(model="org/name", output="oci://ghcr.io/org/front")
+def test_build_publishes_to_a_registry(
+    checkpoint: Callable[[str], Path], target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = [str(checkpoint("topics")), "--name", "topics", "--output"]
+    with docker_registry(tmp_path) as port:
+        url = f"oci://{HOST}:{port}/org/topics"
+        assert main([*model, f"{url}:3"]) == 0
+        assert open_versions(url).versions("topics") == [3]
+        assert main([*model, url]) == 0
+        assert "nothing to do: version 3 of topics is what this would build" in _printed(capsys)
+        assert main(["pull", "topics", "--from", url, "--repository", str(target)]) == 0
+        assert main(["check", str(target)]) == 0
+        assert main([*model, f"{url}:3", "--rebuild"]) == 1
+        assert f"{url} has a version 3 already" in _printed(capsys), "before anything is built"
+        assert main([str(checkpoint("topics")), "--name", "other", "--output", url]) == 1
+        assert f"{url} has versions of topics; other needs a repository of its own" in _printed(capsys)
+
+
+def test_publish_to_a_registry_takes_the_next_or_the_named_number(store: VersionStore, tmp_path: Path) -> None:
+    assert publish_to(store, outcome(b"one", LARGE), tmp_path / "a").version == 1
+    assert publish_to(store, outcome(b"two", LARGE), tmp_path / "b", 7).version == 7
+    assert publish_to(store, outcome(b"three", LARGE), tmp_path / "c").version == 8
+    with pytest.raises(VersionTakenError, match="has a version 7 already"):
+        publish_to(store, outcome(b"four", LARGE), tmp_path / "d", 7)
+    assert store.versions("front") == [1, 7, 8]
+
+
+def test_registry_refuses_two_models_in_one_repository(store: VersionStore, repository: Path) -> None:
+    """Regression: a push of another model became the newest version, which no pull could read."""
+    publish_version(repository, b"one", LARGE)
+    blob = next(iter(push(repository, "front", store).manifest.files.values()))
+    with pytest.raises(RepositoryError, match="has versions of front; other needs a repository of its own"):
+        store.publish(Manifest("other", 2, None, {"other/2/x": blob}))
+    assert store.models() == ["front"]
+    assert store.manifest("front").version == 1
+
+
+@pytest.mark.parametrize("output", ["oci://ghcr.io/org/front", Path("oci://ghcr.io/org/front:3")])
+def test_output_that_is_a_registry_is_no_folder(output: str | Path) -> None:
+    """A Path has lost a slash."""
+    assert make_spec(model="org/name", output=output).store == str(output).replace(":/g", "://g")
+
+
+def test_models_file_refuses_one_repository_for_two_models(tmp_path: Path) -> None:
+    (tmp_path / "models.yaml").write_text(
+        "defaults: {output: 'oci://ghcr.io/org/models'}\nmodels:\n- {model: org/a}\n- {model: org/b}\n"
+    )
+    with pytest.raises(SpecError, match=r"oci://ghcr.io/org/models is the output of two models, .*its own `output`"):
+        load_specs(tmp_path / "models.yaml")
 
 
 @pytest.mark.parametrize(
