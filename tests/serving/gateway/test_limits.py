@@ -133,7 +133,7 @@ def test_hanging_valkey_delays_few_requests(monkeypatch: pytest.MonkeyPatch, cap
     monkeypatch.setattr(limits, "RETRY_S", HOUR)
     with socket.create_server((HOST, 0)) as hanging:
 
-        async def use(one: RateLimits, _: RateLimits) -> None:
+        async def use(one: RateLimits, other: RateLimits) -> None:
             for _ in range(3):
                 await one.admit("ann")
             with pytest.raises(ApiError, match="3 requests a minute"):
