@@ -7,9 +7,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 
 import psutil
 
@@ -39,7 +38,7 @@ def gateway(
     `environment`: its variables; by default those of this process.
     Raises ServeError if it does not start; its own output gives the reason.
     """
-    process = _start(triton, host, port, *more, log=log, environment=environment)
+    process = _start(_command(triton, host, port, *more), log, environment)
     try:
         _wait(process, host, port)
         yield process
@@ -52,7 +51,7 @@ def supervised_gateway(
     triton: str, host: str, port: int, *more: str, say: Callable[[str], None], poll_s: float = POLL_S
 ) -> Iterator[None]:
     """Run a gateway and restart it if it ends by itself, up to a limit; check every `poll_s`. `say` prints a line."""
-    supervisor = GatewaySupervisor(partial(_start, triton, host, port, *more), say, poll_s)
+    supervisor = GatewaySupervisor(lambda: _start(_command(triton, host, port, *more)), say, poll_s)
     try:
         _wait(supervisor.process, host, port)
         supervisor.start()
@@ -96,16 +95,12 @@ class GatewaySupervisor(threading.Thread):
         _stop(self.process)
 
 
-def _start(
-    triton: str,
-    host: str,
-    port: int,
-    *more: str,
-    log: int | None = None,
-    environment: Mapping[str, str] | None = None,
-) -> Process:
+def _command(triton: str, host: str, port: int, *more: str) -> list[str]:
     options = ["--url", triton, "--host", host, "--port", str(port), *more]
-    command = [sys.executable, "-c", GATEWAY_PROGRAM, "gateway", *options]
+    return [sys.executable, "-c", GATEWAY_PROGRAM, "gateway", *options]
+
+
+def _start(command: Sequence[str], log: int | None = None, environment: Mapping[str, str] | None = None) -> Process:
     return subprocess.Popen(command, stdout=log, env=environment, start_new_session=True, preexec_fn=die_with_parent)
 
 

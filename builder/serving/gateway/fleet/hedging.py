@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Container
 
-from builder.serving.gateway.fleet.slowness import length_class
+from builder.serving.gateway.fleet.slowness import ModelTimes, length_class
 
 RECENT_ANSWERS = 100  # of requests of about the same length to one model
 MIN_ANSWERS = 20  # until there are as many, no request is sent twice
 
 
-class AnswerTimes:
+class AnswerTimes(ModelTimes[dict[int, deque[float]]]):
     """Times of the last answers of each model, for each kind of request: those with up to four times the tokens."""
 
     def __init__(self, percentile: int) -> None:
+        super().__init__()
         self.percentile = percentile
-        self.models: dict[str, dict[int, deque[float]]] = {}
 
     def record(self, model: str, tokens: int, seconds: float) -> None:
         """Record an answer to a request of so many tokens."""
@@ -30,8 +29,3 @@ class AnswerTimes:
         if len(times) < MIN_ANSWERS:
             return math.inf
         return sorted(times)[min(len(times) - 1, len(times) * self.percentile // 100)]
-
-    def keep_only(self, models: Container[str]) -> None:
-        """Forget all other models."""
-        for model in [model for model in self.models if model not in models]:
-            del self.models[model]
