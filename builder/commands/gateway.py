@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builder.commands import DEFAULT_REPOSITORY, DEFAULT_URL, VERIFY_KEY_HELP, count, positive, screen, tcp_port
-from builder.common.addresses import is_address
+from builder.common.addresses import is_address, join_port
 from builder.common.distribution import installing
 from builder.common.errors import SpecError
 from builder.common.machine import total_memory
@@ -184,7 +184,7 @@ def run(options: argparse.Namespace) -> int:
         token_ids=None if options.token_ids is None else read_vocabulary(options.token_ids),
     )
     scheme = "http" if options.tls_certificate is None else "https"
-    screen.print(f"gateway on {scheme}://{options.host}:{options.port} over Triton at {settings.triton}")
+    screen.print(f"gateway on {scheme}://{join_port(options.host, options.port)} over Triton at {settings.triton}")
     serve(settings, options.host, options.port, options.tls_certificate, options.tls_key)
     screen.print("stopped")
     return 0
@@ -216,7 +216,9 @@ def _limits(options: argparse.Namespace) -> str:
     if not url:
         return ""
     if options.requests_per_minute is None and options.tokens_per_minute is None:
-        raise SpecError("--limits shares what --requests-per-minute and --tokens-per-minute limit; give one of them")
+        if options.limits:
+            raise SpecError("--limits shares what --requests-per-minute and --tokens-per-minute say; give one of them")
+        return ""
     try:
         from valkey.asyncio.connection import parse_url
     except ModuleNotFoundError as error:

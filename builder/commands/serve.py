@@ -16,6 +16,7 @@ from rich.table import Table
 
 from builder.commands import REPOSITORY, VERIFY_KEY_HELP, count, output, tcp_port
 from builder.commands.gateway import add_on_demand
+from builder.common.addresses import join_port
 from builder.common.errors import SpecError
 from builder.serving.server.embedded import EMBEDDED
 from builder.serving.server.gateway import supervised_gateway
@@ -112,7 +113,7 @@ def _run_on_ray(options: argparse.Namespace) -> int:
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # Ray installs its own handler
         with serving(replica_options, options.host, options.openai_port, *_on_demand(options), say=_say):
             _say(f"{least} to {most} replicas on {address or 'this machine'}")
-            output.print(f"{'OpenAI':>8}  http://{options.host}:{options.openai_port}/v1")
+            output.print(f"{'OpenAI':>8}  http://{join_port(options.host, options.openai_port)}/v1")
             output.print("ready; stop with Ctrl-C")
             signal.pause()
     output.print("stopped")
@@ -151,7 +152,7 @@ def _gateway(options: argparse.Namespace, ports: Ports, stack: contextlib.ExitSt
     """Start the gateway, if one was asked for, until `stack` is closed."""
     if options.openai_port is None:
         return
-    url = f"{options.host}:{ports.grpc}"
+    url = join_port(options.host, ports.grpc)
     stack.enter_context(supervised_gateway(url, options.host, options.openai_port, *_on_demand(options), say=_say))
 
 
@@ -186,8 +187,8 @@ def _show(options: argparse.Namespace, server: TritonServer) -> None:
                 _say(f"{model.name} is not served: {model.reason or model.state}. Check it: build-repo check")
     ports = server.ports
     for kind, port in (("gRPC", ports.grpc), ("HTTP", ports.http), ("metrics", ports.metrics)):
-        output.print(f"{kind:>8}  {server.host}:{port}")
+        output.print(f"{kind:>8}  {join_port(server.host, port)}")
     if options.openai_port is not None:
-        output.print(f"{'OpenAI':>8}  http://{options.host}:{options.openai_port}/v1")
+        output.print(f"{'OpenAI':>8}  http://{join_port(options.host, options.openai_port)}/v1")
     output.print(f"Triton {EMBEDDED}: for development and load tests, not for clients you do not trust")
     output.print("ready; stop with Ctrl-C")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -34,6 +35,16 @@ def is_registry(text: str) -> bool:
 def is_loopback(host: str) -> bool:
     """Return True if only this machine reaches an address."""
     return host in ("localhost", "::1") or LOOPBACK.fullmatch(host) is not None
+
+
+def address_family(host: str) -> socket.AddressFamily:
+    """Return the family of an IP address, or of a name, which is asked for IPv4."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def join_port(host: str, port: int) -> str:
+    """Return HOST:PORT, with an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def split_version(text: str) -> tuple[str, int | None]:

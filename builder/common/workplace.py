@@ -1,8 +1,8 @@
-"""A build's files until they are published: a temporary folder, on a disk that may be full.
+"""Temporary folders: of a build's files until they are published, on a disk that may be full, and of servers.
 
 Each writer reports a full disk in its own way: Python by an errno, libraries in C++ by the system's words for it, and
-tempfile by finding no folder at all. A build that is killed leaves its folder, whose lock is then free, and the next
-build removes it.
+tempfile by finding no folder at all. A process that is killed leaves its folder, whose lock is then free, and the next
+one removes it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from builder.common.errors import RepositoryError
 
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 PREFIX = "build-repo-work-"
-MIN_AGE_S = 60.0  # a younger folder may be of a build that is about to lock it
+MIN_AGE_S = 60.0  # a younger folder may be of a process that is about to lock it
 DISK_FULL_MESSAGES = (*map(os.strerror, DISK_FULL_ERRNOS), "No usable temporary directory")
 
 
@@ -29,7 +29,6 @@ DISK_FULL_MESSAGES = (*map(os.strerror, DISK_FULL_ERRNOS), "No usable temporary 
 def build_folder() -> Iterator[Path]:
     """Yield a folder for the block alone. Raises RepositoryError if its disk is full; other errors pass."""
     try:
-        remove_abandoned(Path(tempfile.gettempdir()))
         with temporary_folder() as folder:
             yield folder
     except Exception as error:
@@ -47,7 +46,8 @@ def build_folder() -> Iterator[Path]:
 
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """Yield a temporary folder for the block alone; if this process is killed, the next build removes it."""
+    """Yield a temporary folder for the block alone; if this process is killed, a later one removes it."""
+    remove_abandoned(Path(tempfile.gettempdir()))
     with tempfile.TemporaryDirectory(prefix=PREFIX) as folder, _locked(Path(folder)):
         yield Path(folder)
 
@@ -67,9 +67,9 @@ def require_disk_space(needed: int, files: str) -> None:
 
 
 def remove_abandoned(parent: Path) -> None:
-    """Remove the folders that killed builds left in `parent`."""
+    """Remove the folders that killed processes left in `parent`."""
     for folder in parent.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # it is another user's, or its build has just ended
+        with suppress(OSError):  # it is another user's, or its process has just ended
             if time.time() - folder.stat().st_mtime > MIN_AGE_S:
                 with _locked(folder) as is_abandoned:
                     if is_abandoned:

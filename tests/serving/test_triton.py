@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
 import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from builder.commands.gateway import ADMIN_KEY_VARIABLE, KEYS_VARIABLE, LIMITS_VARIABLE
+from builder.common.addresses import address_family
 from builder.common.errors import RepositoryError, ServeError
+from builder.common.workplace import PREFIX
 from builder.serving.load import perf_analyzer
 from builder.serving.server import refusals, triton
+from builder.serving.server.embedded import BACKENDS, prepare_embedded
 from builder.serving.server.triton import FREE_PORTS, free_ports, running
+
+LOOPBACK_IPV6 = "::1"
 
 
 def test_free_ports_are_distinct_for_concurrent_servers() -> None:
@@ -103,14 +112,48 @@ def test_triton_names_a_model_that_does_not_load(repository: Path) -> None:
     _refused(repository, "the model model does not load: .*no_such_module.* build-repo check")
 
 
+def _is_usable(host: str) -> bool:
+    """Return True if this machine has the address."""
+    with socket.socket(address_family(host)) as probe, contextlib.suppress(OSError):
+        probe.bind((host, 0))
+        return True
+    return False
+
+
+def test_triton_has_no_secrets_of_the_gateway(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: with `serve`, the Python of every model had the clients' keys in its environment."""
+    for name in (KEYS_VARIABLE, ADMIN_KEY_VARIABLE, LIMITS_VARIABLE):
+        monkeypatch.setenv(name, "a secret")
+    assert "a secret" not in prepare_embedded(repository, tmp_path / "files", BACKENDS).environment.values()
+
+
+def test_triton_removes_the_files_of_one_that_was_killed(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: each kill of a replica left 3 MB in /tmp."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left = tmp_path / f"{PREFIX}left"
+    left.mkdir()
+    os.utime(left, (0, 0))
+    monkeypatch.setattr(sys, "version_info", type("Version", (), {"major": 3, "minor": 99})())
+    _refused(repository, "no Python backend")
+    assert not left.exists()
+
+
 def test_triton_serves_other_models_beside_an_unreadable_configuration(repository: Path) -> None:
+    """The server listens on an address of IPv6, as replicas on such nodes do."""
     (repository / "model" / "config.pbtxt").write_text('name: "model" backend: "python" max_batch_size: 1')
     (repository / "model" / "1").mkdir()
     program = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
     (repository / "model" / "1" / "model.py").write_text(program)
     (repository / "broken").mkdir()
     (repository / "broken" / "config.pbtxt").write_text("name: 7 {")
-    with running(repository, strict=False) as server:
+    host = LOOPBACK_IPV6 if _is_usable(LOOPBACK_IPV6) else "127.0.0.1"
+    with running(repository, host, strict=False) as server:
+        if host == LOOPBACK_IPV6:
+            assert server.url.startswith("[::1]:")
         broken, model = sorted(server.models(), key=lambda model: model.name)
     assert (model.name, model.state) == ("model", "READY")
     assert broken.state != "READY"

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from http.client import HTTPConnection
-from pathlib import Path
 from typing import Any
 
 from ray import serve
@@ -15,6 +13,7 @@ from ray.exceptions import RayError
 
 from builder.clusters.ray.cluster import RayOptions, log_line
 from builder.clusters.ray.registry import Registry, Repeating
+from builder.common.workplace import temporary_folder
 from builder.serving.gateway.fleet.targets import AddressFile
 from builder.serving.server.gateway import supervised_gateway
 
@@ -28,8 +27,8 @@ def ray_gateway(registry: Registry, host: str, port: int, *more: str, say: Calla
     Raises ServeError if it does not start, RayError if Ray's head does not answer.
     """
     name = uuid.uuid4().hex
-    with tempfile.TemporaryDirectory(prefix="gateway-") as folder, ExitStack() as stack:
-        tritons = AddressFile(Path(folder) / "tritons")
+    with temporary_folder() as folder, ExitStack() as stack:
+        tritons = AddressFile(folder / "tritons")
 
         def exchange() -> None:
             requests = tritons.take_requests()

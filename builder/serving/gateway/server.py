@@ -21,6 +21,7 @@ import uvicorn
 import uvloop
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from builder.common.addresses import address_family
 from builder.common.errors import ServeError
 from builder.serving.gateway.access_log import AccessLog
 from builder.serving.gateway.app import make_app
@@ -166,8 +167,7 @@ async def _application(settings: GatewaySettings, limits: RateLimits) -> AsyncIt
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family)
+    listener = socket.socket(address_family(host))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))

@@ -22,6 +22,7 @@ from builder.repository.config.arguments import RESPONSE_CACHE, RESTRICTED
 from builder.repository.liveness import put_liveness
 
 EMBEDDED = "24.10"  # release of the server, 2.51, in the nvidia-pytriton wheel
+GATEWAY_PREFIX = "BUILD_REPO_GATEWAY_"  # of the variables that have secrets of the gateway
 BACKENDS = Path(__file__).parent / "backends"
 
 
@@ -66,7 +67,7 @@ def prepare_embedded(repository: Path, scratch: Path, beside: Path, liveness: bo
     region = f"build_repo_{uuid.uuid4().hex[:12]}_"
     libraries = wheel.parent.parent / "nvidia_pytriton.libs"
     environment = {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if not name.startswith(GATEWAY_PREFIX)},
         "PATH": f"{_interpreter(scratch) / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
         "LD_LIBRARY_PATH": f"{libraries}{os.pathsep}{os.environ.get('LD_LIBRARY_PATH', '')}",
         "TOKENIZERS_PARALLELISM": "true",

@@ -11,7 +11,6 @@ import re
 import secrets
 import socket
 import subprocess
-import tempfile
 import threading
 import time
 import urllib.request
@@ -23,8 +22,9 @@ from pathlib import Path
 import tritonclient.grpc as grpc
 from tritonclient.utils import InferenceServerException
 
-from builder.common.addresses import is_loopback
+from builder.common.addresses import address_family, is_loopback, join_port
 from builder.common.errors import ServeError
+from builder.common.workplace import temporary_folder
 from builder.repository.config.arguments import EXIT_TIMEOUT_S
 from builder.repository.liveness import NAME
 from builder.repository.transaction import recover
@@ -50,11 +50,17 @@ class Ports:
     metrics: int = 8002
 
     def options(self, host: str) -> list[str]:
-        """Return tritonserver's options to listen on these ports of `host`."""
+        """Return tritonserver's options to listen on these ports of `host`.
+
+        Its services for HTTP are libevent's, with a prefix for IPv6 of its own (evhtp_bind_socket of libevhtp).
+        """
+        is_ipv6 = ":" in host
+        addresses = {"grpc": f"[{host}]"} if is_ipv6 else {}
+        other = f"ipv6:{host}" if is_ipv6 else host
         return [
             f"--{kind}-{part}={value}"
             for kind, port in vars(self).items()
-            for part, value in (("address", host), ("port", port))
+            for part, value in (("address", addresses.get(kind, other)), ("port", port))
         ]
 
 
@@ -86,7 +92,11 @@ class TritonServer:
 
     @property
     def url(self) -> str:
-        return f"{self.host}:{self.ports.grpc}"
+        return join_port(self.host, self.ports.grpc)
+
+    @property
+    def metrics_url(self) -> str:
+        return f"http://{join_port(self.host, self.ports.metrics)}/metrics"
 
     def models(self) -> list[ModelState]:
         """Return the models of the repository."""
@@ -121,7 +131,7 @@ def _find_free_ports(host: str) -> Iterator[int]:
     for turn in itertools.islice(_next_ports, len(FREE_PORTS)):
         port = FREE_PORTS[turn % len(FREE_PORTS)]
         try:
-            with socket.socket() as listener:
+            with socket.socket(address_family(host)) as listener:
                 listener.bind((host, port))
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
@@ -171,8 +181,8 @@ def running(
         loaded = ("*",) if not on_demand else (NAME,) if liveness else ()
         options += ["--model-control-mode=explicit", *(f"--load-model={model}" for model in loaded)]
     with (
-        tempfile.TemporaryDirectory(prefix="triton-") as folder,
-        _start(prepare_embedded(repository, Path(folder), backends, liveness), options, echo) as (process, log, reader),
+        temporary_folder() as folder,
+        _start(prepare_embedded(repository, folder, backends, liveness), options, echo) as (process, log, reader),
     ):
         server = TritonServer(host, ports, process, log, controlled, repository, on_demand, verify_key)
         try:
@@ -200,7 +210,7 @@ def _start(
 def refuse_taken_ports(host: str, ports: Mapping[str, int]) -> None:
     """Raise ServeError for a port that cannot be used. `ports`: by the prefix of their option names."""
     for kind, port in ports.items():
-        with socket.socket() as probe:
+        with socket.socket(address_family(host)) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, port))
@@ -230,7 +240,7 @@ def _wait_until_ready(server: TritonServer, timeout_s: float, reader: threading.
 
 def _is_open(host: str, port: int) -> bool:
     """Return True if the port is open. Triton opens its metrics port last, after it reports that it is ready."""
-    with socket.socket() as probe:
+    with socket.socket(address_family(host)) as probe:
         probe.settimeout(1)
         return probe.connect_ex((host, port)) == 0
 
@@ -254,7 +264,7 @@ def _drained(server: TritonServer) -> bool:
     if len(alive) < IDLE_REPORTS or len(set(alive[-IDLE_REPORTS:])) > 1:
         return False
     try:
-        with urllib.request.urlopen(f"http://{server.host}:{server.ports.metrics}/metrics", timeout=2) as response:
+        with urllib.request.urlopen(server.metrics_url, timeout=2) as response:
             metrics = response.read().decode()
     except OSError:
         return False

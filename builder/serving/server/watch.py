@@ -89,9 +89,8 @@ class Watcher:
 
     def _failed_loops(self, now: float) -> dict[str, str]:
         """Return models whose metrics report a failed decode loop."""
-        address = f"http://{self.server.host}:{self.server.ports.metrics}/metrics"
         try:
-            with urllib.request.urlopen(address, timeout=2) as response:
+            with urllib.request.urlopen(self.server.metrics_url, timeout=2) as response:
                 failed = FAILED_LOOP.findall(response.read().decode())
         except OSError:
             return {}

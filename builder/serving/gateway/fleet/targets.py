@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from builder.common.addresses import join_port
 from builder.common.errors import SpecError
 from builder.common.files import write_atomically
 
@@ -126,8 +127,4 @@ async def resolve(target: Target) -> Sequence[str]:
         return target.read()
     loop = asyncio.get_running_loop()
     entries = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
-    return sorted({_join(family, str(address[0]), target.port) for family, _, _, _, address in entries})
-
-
-def _join(family: int, host: str, port: int) -> str:
-    return f"[{host}]:{port}" if family == socket.AF_INET6 else f"{host}:{port}"
+    return sorted({join_port(str(address[0]), target.port) for *_, address in entries})
