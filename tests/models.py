@@ -48,7 +48,7 @@ SERVED: dict[str, Served] = {
         "electra",
         {0: "rude", 1: "spam", 2: "off topic"},
         {"problem_type": "multi_label_classification"},
-        {"executor": "bls"},
+        {"executor": "bls", "serving": {"dynamo": True}},
     ),
     "entail": Served("zero-shot-classification", "roberta", {0: "contradiction", 1: "neutral", 2: "entailment"}),
     "names": Served("token-classification", "distilbert", NER),

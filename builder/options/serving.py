@@ -118,6 +118,10 @@ class Serving(Options):
     """Give the tensors of a model that generates a leading dimension of 1, as clients of TensorRT-LLM's models send
     them: [1, 1] instead of [1].
     """
+    dynamo: bool = False
+    """Add the output `class_scores` to a text-classification model: the scores of all classes in their order, with a
+    file of their names, as NVIDIA Dynamo's /v1/classify and Triton's own classification (class_count) read them.
+    """
     metadata: Mapping[str, str] = {}
     """Free key-value pairs, written into config.pbtxt as parameters."""
 

@@ -60,7 +60,7 @@ def main() -> None:
                 "grpc": server.url,
                 "tokenizer": str(checkpoint),
                 **{kind: kind for kind in ("writes", "embeds", "ranks", "labels")},
-                "classes": len(LABELS),
+                "classes": list(LABELS.values()),
             }
             for name, python in pythons.items():
                 outcomes = {name: attempt(name, python, work)}
@@ -92,7 +92,8 @@ def make_models(scratch: Path) -> tuple[Path, Path]:
     ranks = make_checkpoint(scratch / "ranks", "bert", "text-ranking", {0: "LABEL_0"})
     build(make_spec(model=str(ranks), name="ranks", task="text-ranking", output=folder))
     labels = make_checkpoint(scratch / "labels", "bert", "text-classification", LABELS)
-    build(make_spec(model=str(labels), name="labels", task="text-classification", output=folder))
+    options = {"task": "text-classification", "serving": {"dynamo": True}}
+    build(make_spec(model=str(labels), name="labels", output=folder, **options))
     return folder, decoder
 
 

@@ -74,6 +74,7 @@ def refuse_options(spec: BuildSpec, family_options: Sequence[str], family: str) 
         "serving.queue.timeout_action DELAY",
         "serving.queue.allow_timeout_override (requests may always send a timeout)",
         "serving.response_cache",
+        "serving.dynamo",
         "serving.preferred_batch_sizes",
         "serving.priority_levels",
     )

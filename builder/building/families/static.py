@@ -37,6 +37,7 @@ OF_GRAPHS = (
     "--target", "--engine", "--executor", "--prune", "--graph", "--level", "--asymmetric", "--block-size",
     "--late-chunking", "--beams", "--max-answer", "--cache-gb", "--draft", "--adapters",
     "serving.optimization_level", "serving.tool_parser", "serving.batch_dimension",
+    "serving.dynamo",
 )  # fmt: skip
 
 

@@ -66,6 +66,7 @@ def _refuse_options(spec: BuildSpec, checkpoint: CheckpointFiles, engine: Checkp
         "--budget",
         "--beams",
         "--max-answer",
+        "serving.dynamo",
     )
     of_loops = (
         "--cache",

@@ -31,7 +31,7 @@ from builder.engines import Infer, infer_with, onnxruntime
 from builder.graphs.export.rows import Rows, padding_id, rows_of
 from builder.graphs.onnx.graph import Graph
 from builder.options import BuildSpec
-from builder.repository.layout.encoder import bucketed, serving_document
+from builder.repository.layout.encoder import CLASS_SCORES, LABELS, bucketed, serving_document
 from builder.repository.report.record import MeasuredVariant
 from builder.runtime.adapter_files import ADAPTER
 from builder.runtime.contract import FILE, Alike, EncoderServing, dump
@@ -246,13 +246,15 @@ def make_evaluator(
     Raises SpecError for samples that do not fit the task, CheckpointError when there are none to verify on.
     """
     task = encoder_task(checkpoint.task)
-    parameters = task.parameters(checkpoint)
+    parameters, files = task.parameters(checkpoint), task.files(checkpoint)
+    if spec.serving.dynamo:
+        parameters[CLASS_SCORES] = True
+        files[LABELS] = "".join(f"{label}\n" for label in parameters["labels"]).encode()
     constraint = batching_constraint(module, rows_of(checkpoint), checkpoint.max_length)
     serving = _serving(spec, checkpoint, graph, constraint, parameters, shares_prefixes)
     tokenizer = tokenizer_json(checkpoint.tokenizer)
     front = folder / "front"
     front.mkdir(exist_ok=True)  # an earlier attempt may have left it
-    files = task.files(checkpoint)
     _write_front(front, serving, tokenizer, files)
     inputs, outputs = task.fields(parameters)
     fields = ((*inputs, ADAPTER) if spec.adapters else inputs), outputs

@@ -114,6 +114,7 @@ class EncoderTask(Task):
     rows_begin_alike = False  # True if the rows of most requests have a long beginning in common
     has_late_chunking = False  # True if --late-chunking is one of its options
     takes_adapters = False  # True if --adapters is one of its options
+    has_class_scores = False  # True if serving.dynamo is one of its options
 
     @property
     def runtime(self) -> type[RuntimeTask]:

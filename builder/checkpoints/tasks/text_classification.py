@@ -22,6 +22,7 @@ class TextClassification(EncoderTask):
     per_token = False
     metric = "label agreement"
     threshold = 0.99
+    has_class_scores = True
     labels = ("label",)
     samples = tuple({"text_input": text} for text in TEXTS)
     more_samples = tuple({"text_input": text} for text in MORE_TEXTS)

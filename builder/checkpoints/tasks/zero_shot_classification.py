@@ -17,6 +17,7 @@ LABELS = ["business", "travel", "science", "food"]
 
 class ZeroShotClassification(TextClassification):
     name = "zero-shot-classification"
+    has_class_scores = False
     samples = tuple({"text_input": text, "candidate_labels": LABELS} for text in TEXTS[:24])
     more_samples = tuple({"text_input": text, "candidate_labels": LABELS} for text in MORE_TEXTS)
 

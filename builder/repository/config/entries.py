@@ -29,7 +29,8 @@ class WarmUp:
 class Config:
     """Values that templates/config.pbtxt.j2 needs, all of them.
 
-    `queue_size`, `queue_timeout_us`: the limits that the dynamic batcher keeps, 0 where it keeps none.
+    `queue_size`, `queue_timeout_us`: the limits that the dynamic batcher keeps, 0 where it keeps none. `label_files`:
+    for an output the file of the version folder that names its classes, a line each.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Config:
     parameters: Mapping[str, str] = field(default_factory=dict)
     warm_ups: Sequence[WarmUp] = ()
     decoupled: bool = False
+    label_files: Mapping[str, str] = field(default_factory=dict)
     version: int = 1
 
 

@@ -27,6 +27,8 @@ from builder.runtime.contract import FILE, Alike, Batching, EncoderServing, Requ
 from builder.runtime.encoder.call_inputs import sources
 from builder.runtime.fields import Field
 
+CLASS_SCORES, LABELS = "class_scores", "labels.txt"  # an output, and a parameter of the task; the names of its classes
+
 
 def serving_document(
     spec: BuildSpec,
@@ -95,6 +97,7 @@ def lay_out(
         response_cache=options.serving.response_cache,
         rate_limited=options.in_process,
         parameters={**_front_parameters(serving), **dict(sorted(options.serving.metadata.items()))},
+        label_files={CLASS_SCORES: LABELS} if options.serving.dynamo else {},
     )
     serving = bucketed(serving, graph)
     if limits.by_front:

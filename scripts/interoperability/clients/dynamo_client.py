@@ -136,11 +136,11 @@ with dynamo(["--kserve-grpc-server"], []) as served:
     @check("KServe: classification (class_count), as from Triton")
     def _() -> None:
         inputs = [text("text_input", [TEXT], [1, 1])]
-        outputs = [triton.InferRequestedOutput("embedding", class_count=3)]
-        ours, theirs = (
-            infer(side, WORK["embeds"], inputs, outputs).as_numpy("embedding").tolist() for side in (direct, through)
-        )
-        assert ours == theirs, f"{theirs}, and Triton: {ours}"
+        for model, output in ((WORK["embeds"], "embedding"), (WORK["labels"], "class_scores")):
+            outputs = [triton.InferRequestedOutput(output, class_count=2)]
+            ours, theirs = (infer(side, model, inputs, outputs).as_numpy(output).tolist() for side in (direct, through))
+            assert ours == theirs, f"{theirs}, and Triton: {ours}"
+            assert [len(one.split(b":")) for one in theirs[0]] == [3 if model == WORK["labels"] else 2] * 2, theirs
 
     @check("KServe: generation, streamed")
     def _() -> None:
@@ -178,10 +178,10 @@ def post(port: int, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any
         return error.code, json.loads(error.read() or b"{}")
 
 
-CLASSIFY = ["--task", "classify", "--classify-input-name", "text_input", "--classify-output-name", "score"]
+CLASSIFY = ["--task", "classify", "--classify-input-name", "text_input", "--classify-output-name", "class_scores"]
 with dynamo([], CLASSIFY, WORK["labels"]) as http:
 
-    @check("/v1/classify: a probability of each class, in their order")
+    @check("/v1/classify: the best label, and a probability of each class, in their order")
     def _() -> None:
         end, status, answer = time.monotonic() + START_S, 0, {}
         while time.monotonic() < end and status != 200:
@@ -189,7 +189,13 @@ with dynamo([], CLASSIFY, WORK["labels"]) as http:
                 status, answer = post(http, "/v1/classify", {"model": WORK["labels"], "input": [TEXT, "Two"]})
             time.sleep(0.5)
         assert status == 200, f"{status} {answer}"
-        assert [row["num_classes"] for row in answer["data"]] == [WORK["classes"]] * 2, answer["data"]
+        top = triton.InferInput("top_k", [2, 1], "INT32").set_data_from_numpy(np.full((2, 1), 9, np.int32))
+        with triton.InferenceServerClient(WORK["grpc"]) as client:
+            best = infer(client, WORK["labels"], [text("text_input", [TEXT, "Two"], [2, 1]), top])
+        for row, labels, scores in zip(answer["data"], best.as_numpy("label"), best.as_numpy("score"), strict=True):
+            assert row["label"] == labels[0].decode(), answer["data"]
+            ours = dict(zip((label.decode() for label in labels), scores, strict=True))
+            np.testing.assert_allclose(row["probs"], [ours[name] for name in WORK["classes"]], atol=1e-5)
 
 
 report()

@@ -15,11 +15,12 @@ import pytest
 import torch
 from tokenizers import AddedToken
 
+from builder import build
 from builder.checkpoints.distances import difference
 from builder.checkpoints.resolve import resolve
 from builder.checkpoints.tasks.base import encoder_task, one_pipeline, pipeline_of
 from builder.checkpoints.transitions import read_transition_biases
-from builder.common.errors import CheckpointError
+from builder.common.errors import CheckpointError, SpecError
 from builder.common.samples import TEXTS
 from builder.options import make_spec
 from builder.runtime.encoder.tags import BIASES
@@ -232,3 +233,15 @@ def _calibrate(folder: Path, biases: dict[str, Any]) -> None:
     values = {f"transition_bias_{name}": biases.get(name, 0.0) for name in BIASES}
     document = {"operating_points": {"default": {"biases": values}}}
     (folder / "viterbi_calibration.json").write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    ("name", "task"),
+    [("entail", "zero-shot-classification"), ("ranks", "text-ranking"), ("writes", "text-generation")],
+)
+def test_scores_of_classes_are_refused_for_other_tasks(
+    name: str, task: str, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    model = str(checkpoint(name))
+    with pytest.raises(SpecError, match=r"serving\.dynamo"):
+        build(make_spec(model=model, task=task, name=name, output=tmp_path, serving={"dynamo": True}))

@@ -69,6 +69,8 @@ def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -
         raise SpecError(f"{given[0]} is for models that generate; {checkpoint.task.name} does not")
     if spec.late_chunking and not encoder_task(checkpoint.task).has_late_chunking:
         raise SpecError(f"--late-chunking is for embeddings of one vector a text; {checkpoint.task.name} has none")
+    if spec.serving.dynamo and not encoder_task(checkpoint.task).has_class_scores:
+        raise SpecError(f"serving.dynamo is for text-classification; {checkpoint.task.name} has no scores of classes")
     refuse_without_process(spec)
     _refuse_composed(checkpoint)
     variants = tuple(requested_variants(spec, cpu()["flags"]))

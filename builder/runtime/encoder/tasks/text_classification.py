@@ -1,4 +1,7 @@
-"""Label a text or a pair of texts; return the labels with their scores, best first."""
+"""Label a text or a pair of texts; return the labels with their scores, best first.
+
+With the parameter `class_scores` also the scores of all classes, in the order of `labels`.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ class Task(task.Task):
 
     @staticmethod
     def outputs(parameters: Mapping[str, Any]) -> tuple[Field, ...]:
-        return (Field("label", "TYPE_STRING", (-1,)), Field("score", "TYPE_FP32", (-1,)))
+        best = (Field("label", "TYPE_STRING", (-1,)), Field("score", "TYPE_FP32", (-1,)))
+        if not parameters.get("class_scores"):
+            return best
+        return (*best, Field("class_scores", "TYPE_FP32", (len(parameters["labels"]),)))
 
     def read(self, tensors: Tensors) -> task.EncodingJob:
         texts = one_each(tensors, "text_input")
@@ -46,7 +52,8 @@ class Task(task.Task):
         scores = FUNCTIONS[job.options["function"]](np.stack([output["logits"] for output in outputs]))
         best = np.argsort(-scores, axis=-1, kind="stable")[:, : job.options["top_k"]]
         labels: list[str] = self.parameters["labels"]
-        return {
+        answer = {
             "label": as_bytes([[labels[i] for i in row] for row in best]),
             "score": np.take_along_axis(scores, best, axis=-1).astype(np.float32),
         }
+        return {**answer, "class_scores": scores.astype(np.float32)} if self.parameters.get("class_scores") else answer

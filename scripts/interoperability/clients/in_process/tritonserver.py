@@ -7,6 +7,7 @@ this one. `TRITON_GRPC` is the address of the server, and `TRITON_MODELS`, if it
 from __future__ import annotations
 
 import enum
+import math
 import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -54,10 +55,21 @@ class MemoryBuffer:
 
 
 @dataclass
+class Labels:
+    """What the real response says of the classes of its outputs, in their order."""
+
+    outputs: list[list[str]]
+
+    def output_classification_label(self, output: int, index: int) -> str | None:
+        return self.outputs[output][index] if index < len(self.outputs[output]) else None
+
+
+@dataclass
 class Tensor:
     """Tensor in host memory."""
 
     array: np.ndarray
+    memory_buffer: MemoryBuffer
     memory_type: MemoryType = MemoryType.CPU
 
     def to_bytes_array(self) -> np.ndarray:
@@ -108,13 +120,30 @@ class Model:
             message.inputs.add(name=name, datatype=kind, shape=array.shape)
             raw = serialize_byte_tensor(array).item() if kind == "BYTES" and array.size else array.tobytes()
             message.raw_input_contents.append(raw)
+        labels = self._labels(message)
         async with grpc.aio.insecure_channel(ADDRESS) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
             async for response in stub.ModelStreamInfer(iter([message])):
                 if response.error_message:
                     raise TritonError(response.error_message)
-                outputs = zip(response.infer_response.outputs, response.infer_response.raw_output_contents, strict=True)
-                yield InferenceResponse(self, {output.name: _tensor(output, raw) for output, raw in outputs})
+                outputs, raws = response.infer_response.outputs, response.infer_response.raw_output_contents
+                owner = MemoryBuffer(owner=Labels([labels.get(output.name, []) for output in outputs]))
+                tensors = zip(outputs, raws, strict=True)
+                yield InferenceResponse(self, {output.name: _tensor(output, raw, owner) for output, raw in tensors})
+
+    def _labels(self, message: service_pb2.ModelInferRequest) -> dict[str, list[str]]:
+        """Return the labels that Triton has for outputs: it says them with the classes of a request, best first."""
+        found = {}
+        for output in self.config()["output"]:
+            if output.get("label_filename"):
+                request = service_pb2.ModelInferRequest()
+                request.CopyFrom(message)
+                asked = request.outputs.add(name=output["name"])
+                asked.parameters["classification"].int64_param = math.prod(int(size) for size in output["dims"])
+                answer = deserialize_bytes_tensor(_call("ModelInfer", request).raw_output_contents[0])
+                classes = dict(text.decode().split(":", 2)[1:] for text in answer)
+                found[output["name"]] = [classes[str(index)] for index in range(len(classes))]
+        return found
 
 
 class Server:
@@ -149,10 +178,10 @@ def _as_dict(message: Any) -> Any:
     return json_format.MessageToDict(message, preserving_proto_field_name=True)
 
 
-def _tensor(output: Any, raw: bytes) -> Tensor:
+def _tensor(output: Any, raw: bytes, buffer: MemoryBuffer) -> Tensor:
     values = (
         deserialize_bytes_tensor(raw)
         if output.datatype == "BYTES"
         else np.frombuffer(bytearray(raw), triton_to_np_dtype(output.datatype))
     )
-    return Tensor(values.reshape(output.shape))
+    return Tensor(values.reshape(output.shape), buffer)
