@@ -1,7 +1,7 @@
 """Interface of an engine that decodes: the options it refuses, its cache, its graph, the settings of the loop.
 
 It turns the graph that `builder/graphs/export/decoder.py` exported for ONNX Runtime into its own. Knows graphs and
-options; knows no model and no task.
+options; knows no task and, of a model, its configuration alone.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from builder.runtime.fields import Field
 from builder.runtime.generation.executors.base import Executor, Geometry
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
     from builder.options import BuildSpec
 
 Executors = Callable[[Geometry], Executor]  # all over one open graph, each with a cache of its own
@@ -81,8 +83,10 @@ class DecodingEngine(ABC):
                 f"--adapters is for {', '.join(f'--engine {name}' for name in able)}, in process on the CPU"
             )
 
-    def sized(self, layers: Sequence[LayerShape], weights: int, length: int) -> DecodingEngine:
-        """Return the engine with the size of its cache, where the specification leaves that to its device's memory.
+    def sized(
+        self, layers: Sequence[LayerShape], weights: int, length: int, config: PreTrainedConfig
+    ) -> DecodingEngine:
+        """Return the engine of a model, with the size of its cache where that is left to the memory of a device.
 
         `weights`: bytes of fp32; `length`: tokens of the longest text. Raises SpecError for heads without a kernel.
         """

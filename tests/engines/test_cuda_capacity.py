@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import Qwen3Config
 
 from builder.building.pipeline import build
+from builder.checkpoints.activations import DecodingStep
 from builder.common.cards import CARDS
 from builder.common.errors import SpecError
 from builder.common.memory import BYTES_PER_WEIGHT, cache_bytes
@@ -26,6 +30,8 @@ from tests.decoders import make_decoder_checkpoint
 LAYERS = (LayerShape(8, 128),) * 28
 WEIGHTS, LENGTH = 1_200_000_000, 32768  # of Qwen3-0.6B in fp16
 OF_TEXT = cache_bytes(LAYERS, 1, LENGTH, 2)
+CONFIG = Qwen3Config(hidden_size=1024, intermediate_size=3072, vocab_size=151_936)
+STEP = partial(DecodingStep.of, CONFIG, 1024, width=2)
 
 
 def _spec(**options: Any) -> BuildSpec:
@@ -33,7 +39,7 @@ def _spec(**options: Any) -> BuildSpec:
 
 
 def _sized(length: int = LENGTH, **options: Any) -> BuildSpec:
-    return sized(_spec(**options), LAYERS, 2, WEIGHTS, length)
+    return sized(_spec(**options), LAYERS, 2, WEIGHTS, length, STEP)
 
 
 def _in_slots(**options: Any) -> BuildSpec:
@@ -54,11 +60,30 @@ def test_slots_are_those_that_the_card_has_memory_for() -> None:
     assert _in_slots(gpu="l4", length=LENGTH * 100).slots == 1, "which is then refused by its size"
 
 
+@pytest.mark.parametrize("options", [{"slots": 5}, {"cache_gb": 19.05}])
+def test_build_counts_what_a_step_computes_beside_weights_and_cache(options: dict[str, Any]) -> None:
+    """Regression: a cache was accepted that leaves no memory for a step, which `plan` counts."""
+    length = 33_300
+    engine = CudaDecoding(_spec(gpu="l4", **options)).sized(LAYERS, 2 * WEIGHTS, length, CONFIG)
+    alone = replace(engine, config=None).plan_memory(LAYERS, 2 * WEIGHTS, length).cache
+    assert _free("l4") - STEP(engine.spec.slots).bytes < alone < _free("l4")
+    with pytest.raises(SpecError, match=r"weights, a step of \d+ tokens and .*cache.* need 20.* GB and l4 has room"):
+        engine.plan_memory(LAYERS, 2 * WEIGHTS, length)
+
+
+@pytest.mark.parametrize(("executor", "weights"), [("bls", 20_800_000_000), ("in-process", 19_900_000_000)])
+def test_cache_by_the_card_leaves_memory_for_a_step(executor: str, weights: int) -> None:
+    """A step may compute more than the fifth that the cache leaves of what weights do."""
+    engine = CudaDecoding(_spec(gpu="l4", executor=executor)).sized(LAYERS, 2 * weights, 256, CONFIG)
+    cache = engine.plan_memory(LAYERS, 2 * weights, 256).cache
+    assert 0 < cache < SHARE * (_free("l4", contexts=executor == "in-process") + WEIGHTS - weights)
+
+
 def test_slots_leave_memory_for_the_scales_of_small_weights() -> None:
     """Regression: scales were not counted, so that weights and slots were larger than the card."""
     parameters, length, layers = 24_000_000_000, 4096, (LayerShape(8, 128),) * 40
     options = {"gpu": "a10", "precision": "int4-weights", "triton": "24.10"}
-    spec = CudaDecoding(_spec(**options)).sized(layers, parameters * 4, length).spec
+    spec = CudaDecoding(_spec(**options)).sized(layers, parameters * 4, length, CONFIG).spec
     weights = BYTES_PER_WEIGHT["int4-weights"] * parameters
     assert spec.slots > 1
     assert cache_bytes(layers, spec.slots, length, 2) < _free("a10") + WEIGHTS - weights
@@ -68,7 +93,7 @@ def test_slots_leave_memory_for_the_scales_of_small_weights() -> None:
 def test_cache_is_no_more_than_a_tensor_has_numbers_for(executor: str) -> None:
     """Regression: a server with more failed when it loaded the model."""
     layers, length = (LayerShape(8, 128),) * 4, 131072
-    spec = sized(_spec(gpu="b200", executor=executor), layers, 2, WEIGHTS, length)
+    spec = sized(_spec(gpu="b200", executor=executor), layers, 2, WEIGHTS, length, STEP)
     slots = MAX_NUMBERS // (8 * 128 * length)
     assert slots < MAX_SLOTS
     if executor == "bls":
@@ -82,7 +107,7 @@ def test_cache_is_no_more_than_a_tensor_has_numbers_for(executor: str) -> None:
 def test_heads_without_a_kernel_are_refused_before_slots_are_counted() -> None:
     """Regression: a RuntimeError."""
     with pytest.raises(SpecError, match="heads have 512 numbers"):
-        CudaDecoding(_spec(gpu="t4")).sized((LayerShape(4, 512),) * 2, WEIGHTS, LENGTH)
+        CudaDecoding(_spec(gpu="t4")).sized((LayerShape(4, 512),) * 2, WEIGHTS, LENGTH, CONFIG)
 
 
 def test_search_of_more_beams_than_the_card_has_slots_for_is_refused(tmp_path: Path) -> None:
@@ -98,7 +123,7 @@ def test_search_of_more_beams_than_the_card_has_slots_for_is_refused(tmp_path: P
 def test_given_slots_and_unknown_cards_are_left_alone() -> None:
     for options in ({}, {"gpu": "l4", "slots": 16}, {"gpu": "t4", "slots": 16}, {"gpu": "l4", "cache_gb": 2}):
         spec = _spec(**options)
-        assert sized(spec, LAYERS, 2, WEIGHTS, LENGTH) is spec
+        assert sized(spec, LAYERS, 2, WEIGHTS, LENGTH, STEP) is spec
 
 
 def test_sequences_share_blocks_where_memory_ends_before_slots_do() -> None:
@@ -122,10 +147,10 @@ def test_sequences_share_blocks_where_memory_ends_before_slots_do() -> None:
     ],
 )
 def test_report_says_why_a_cache_is_in_slots(options: dict[str, Any], reason: str) -> None:
-    engine = CudaDecoding(_spec(gpu="l4", **options)).sized(LAYERS, WEIGHTS, LENGTH)
+    engine = CudaDecoding(_spec(gpu="l4", **options)).sized(LAYERS, WEIGHTS, LENGTH, CONFIG)
     assert engine.spec.cache_gb is None
     assert reason in "".join(engine.remarks)
-    chosen = CudaDecoding(_spec(gpu="l4", slots=2, **options)).sized(LAYERS, WEIGHTS, LENGTH)
+    chosen = CudaDecoding(_spec(gpu="l4", slots=2, **options)).sized(LAYERS, WEIGHTS, LENGTH, CONFIG)
     assert not chosen.remarks
 
 

@@ -288,7 +288,7 @@ def test_t4_decodes_from_blocks_by_default_without_bounds(
 ) -> None:
     """With bounds its kernel for prompts would gather rows x the longest of them (paged_attention.cc)."""
     options: dict[str, Any] = {"target": "cuda", "precision": "fp16", "max_length": 128, "quality": 0.9}
-    options |= {"gpu": {"card": "t4", "memory_limit_mb": 1}}
+    options |= {"gpu": {"card": "t4", "memory_limit_mb": 3}}
     build(make_spec(model=str(built.parent / "checkpoint"), name="writes", output=tmp_path / "r", **options))
     version = tmp_path / "r" / "writes" / "1"
     assert (load_generation(version).arena.blocks or 0) > 2
@@ -321,7 +321,7 @@ def test_graph_that_cannot_be_paged_is_served_in_slots_by_default(
     monkeypatch.setattr(CudaDecoding, "fuse", fused)
     options: dict[str, Any] = {"model": str(built.parent / "checkpoint"), "name": "writes", "output": tmp_path / "r"}
     options |= {"target": "cuda", "precision": "fp16", "max_length": 128, "quality": 0.9}
-    options |= {"gpu": {"card": "t4", "memory_limit_mb": 1}}
+    options |= {"gpu": {"card": "t4", "memory_limit_mb": 3}}
     build(make_spec(**options))
     arena = load_generation(tmp_path / "r" / "writes" / "1").arena
     assert arena.blocks is None

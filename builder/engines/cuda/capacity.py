@@ -14,8 +14,9 @@ whose texts are seldom as long as the longest: they are the default where memory
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from builder.checkpoints.activations import DecodingStep
 from builder.common.cards import CARDS
 from builder.common.memory import cache_bytes
 from builder.common.releases import version_tuple
@@ -47,12 +48,18 @@ def is_before_flash(card: str) -> bool:
 
 
 def sized(
-    spec: BuildSpec, layers: Sequence[LayerShape], width: int, weights: int, length: int, in_blocks: bool = True
+    spec: BuildSpec,
+    layers: Sequence[LayerShape],
+    width: int,
+    weights: int,
+    length: int,
+    step: Callable[[int], DecodingStep],
+    in_blocks: bool = True,
 ) -> BuildSpec:
     """Return `spec` with --slots and, over blocks, --cache-gb by the memory of the card, if neither is given.
 
-    `width`: bytes of a number of the cache; `weights`: bytes as served; `length`: tokens of the longest text;
-    `in_blocks`: False for a cache in slots whatever the card.
+    `width`: bytes of a number of the cache; `weights`: bytes as served; `length`: tokens of the longest text; `step`:
+    the largest step of a number of slots; `in_blocks`: False for a cache in slots whatever the card.
     """
     card = card_of(spec)
     if card is None or not is_open(spec):
@@ -63,10 +70,13 @@ def sized(
     free = min(free, free if limit is None else limit * 2.0**20) - weights
     of_text, block = cache_bytes(layers, 1, length, width), block_tokens(Geometry.pairs(layers))
     largest = max(layer.heads * layer.size for layer in layers)
-    slots = min(MAX_SLOTS, MAX_NUMBERS // (length * largest), int(SHARE * free // of_text))
+    beside = step(0).bytes
+    fit = min(SHARE * free // of_text, (free - beside) // (of_text + step(1).bytes - beside))
+    slots = min(MAX_SLOTS, MAX_NUMBERS // (length * largest), int(fit))
     if in_blocks and why_no_blocks(spec) is None and (slots < MAX_SLOTS or is_before_flash(name)):
         share = SHARE_BEFORE_FLASH if is_before_flash(name) else SHARE
-        size = min(share * free, cache_bytes(layers, MAX_NUMBERS // (block * largest), block, width))
+        size = min(share * free, free - step(MAX_SLOTS).bytes)
+        size = min(size, cache_bytes(layers, MAX_NUMBERS // (block * largest), block, width))
         if size > cache_bytes(layers, 1, length + block, width):
             return spec.model_copy(update={"slots": MAX_SLOTS, "cache_gb": round(size / 1e9, 6)})
     return spec.model_copy(update={"slots": max(1, slots)})

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
+from builder.checkpoints.activations import DecodingStep
 from builder.checkpoints.grids import StoredWeights
 from builder.common.errors import SpecError
 from builder.common.memory import BYTES_PER_WEIGHT, ReservedMemory, blocks_that_fit, cache_bytes
@@ -47,6 +49,9 @@ from builder.runtime.generation.executors.cuda import BYTES, ELEMENTS
 from builder.runtime.generation.executors.onnxruntime_cuda_blocks import CudaBlocks
 from builder.runtime.generation.executors.paged import OPERATOR
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
 ENGINE = "cuda"
 CACHE_TYPES: Mapping[str, CacheType] = {"fp16": "float16", "bf16": "bfloat16", **dict.fromkeys(BITS, "float16")}
 JUDGED = (
@@ -61,11 +66,12 @@ SMALLER = {"fp16": 2, "bf16": 2, "int8-weights": 4, "int4-weights": 8}  # than f
 class CudaDecoding(OnnxRuntimeDecoding):
     """`in_slots`: why its cache is not in blocks, where that was left to the build.
 
-    `otherwise`: the engine with a cache in slots, where blocks are the default alone.
+    `otherwise`: the engine with a cache in slots, where blocks are the default alone. `config`: that of the model.
     """
 
     in_slots: str | None = None
     otherwise: CudaDecoding | None = None
+    config: PreTrainedConfig | None = None
 
     keeps_states: ClassVar[bool] = False
     takes_adapters: ClassVar[bool] = False
@@ -98,15 +104,16 @@ class CudaDecoding(OnnxRuntimeDecoding):
         if self._in_blocks:
             refuse_blocks(spec, self._card)
 
-    def sized(self, layers: Sequence[LayerShape], weights: int, length: int) -> CudaDecoding:
+    def sized(self, layers: Sequence[LayerShape], weights: int, length: int, config: PreTrainedConfig) -> CudaDecoding:
         refuse_head_sizes({shape.size for shape in layers})
         served = round(weights / 4 * BYTES_PER_WEIGHT[self.spec.precision])
         width, is_default = BYTES[self.cache_type], self._card is not None and is_open(self.spec)
-        chosen = sized(self.spec, layers, width, served, length)
+        step = partial(DecodingStep.of, config, self.spec.prefill_tokens, width=width)
+        chosen = sized(self.spec, layers, width, served, length, step)
         if is_default and chosen.cache_gb is not None:
-            in_slots = sized(self.spec, layers, width, served, length, in_blocks=False)
-            return CudaDecoding(chosen, otherwise=CudaDecoding(in_slots))
-        return CudaDecoding(chosen, why_no_blocks(self.spec) if is_default else None)
+            in_slots = sized(self.spec, layers, width, served, length, step, in_blocks=False)
+            return CudaDecoding(chosen, otherwise=CudaDecoding(in_slots, config=config), config=config)
+        return CudaDecoding(chosen, why_no_blocks(self.spec) if is_default else None, config=config)
 
     def over(self, fused: Graph) -> CudaDecoding:
         if self.otherwise is None or (reason := why_not_paged(fused)) is None:
@@ -114,19 +121,23 @@ class CudaDecoding(OnnxRuntimeDecoding):
         return replace(self.otherwise, in_slots=reason)
 
     def plan_memory(self, layers: Sequence[LayerShape], weights: int, length: int) -> ReservedMemory:
-        """Plan the card's memory, beside the least that the weights will take; with --cache-gb, whole blocks."""
+        """Plan the card's memory, beside the least that weights and a step will take; with --cache-gb, whole blocks."""
         refuse_head_sizes({shape.size for shape in layers})
         if self.spec.cache_gb is not None:
             engine = graph_engine(ENGINE)
             block, tokens = engine.block_bytes(layers, self.cache_type), engine.block_tokens(layers)
             cache = block * blocks_that_fit(self.spec.cache_gb * 1e9, block, length, tokens)
-            parts, lower = "weights and the cache", "--cache-gb"
+            parts, lower = "the cache", "--cache-gb"
         else:
             cache = cache_bytes(layers, self.spec.slots, length, BYTES[self.cache_type])
-            parts = f"weights and a cache of {self.spec.slots} slots of {length} tokens"
+            parts = f"a cache of {self.spec.slots} slots of {length} tokens"
             lower = "--slots or --max-length"
         needs = cache + weights // SMALLER[self.spec.precision]
-        refuse_size(self.spec.gpu, needs, parts, f"lower {lower}", self._in_process)
+        if self.config is not None:
+            step = DecodingStep.of(self.config, self.spec.prefill_tokens, self.spec.slots, BYTES[self.cache_type])
+            needs += step.bytes
+            parts = f"a step of {step.tokens} tokens and {parts}"
+        refuse_size(self.spec.gpu, needs, f"weights, {parts}", f"lower {lower}", self._in_process)
         return ReservedMemory(cache, weights)
 
     @property

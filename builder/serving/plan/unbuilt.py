@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from builder.building.families.decoder.drafted import draft_spec, memory_of_draft, naming_draft
 from builder.building.families.generating import not_as_stored
 from builder.building.families.seq2seq.settings import read_settings
+from builder.checkpoints.activations import DecodingStep, layer_numbers
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.drafts.loading import describe_draft
 from builder.checkpoints.linear_layers import linear_layers
@@ -26,9 +27,6 @@ from builder.options import BuildSpec
 from builder.serving.plan.needs import ModelNeeds
 
 CACHE_SIZES = ("slots", "cache_gb")
-# times the tokens of a step: padding to powers of two at most doubles them, and regions for all of the shorter powers
-# are together as large as that of the largest
-REGIONS = 4
 FP32 = BYTES_PER_VALUE["float32"]
 NOT_MEASURED = "not measured: build it, then plan again"
 NOT_MEASURED_ON_CARD = "not measured on this card: throughput is left out (build-repo load-test measures it)"
@@ -77,18 +75,13 @@ def on_gpu(spec: BuildSpec, needs: ModelNeeds) -> ModelNeeds:
         of_token = _encoder_token(model, needs.length, width)
         size, formula = tokens * of_token, f"{tokens} tokens of a call x {of_token} bytes"
     else:
-        of_token, words = _layer_token(model, width), model.config.get_text_config().vocab_size * FP32
         weights = round(needs.weights / BYTES_PER_WEIGHT.get(spec.precision, 4.0) * 4)
         engine = _engine(spec, any(layer.states for layer in needs.layers))
-        chosen = engine.sized(needs.layers, weights, needs.length).spec
+        chosen = engine.sized(needs.layers, weights, needs.length, model.config).spec
         changed = {name: getattr(chosen, name) for name in CACHE_SIZES if getattr(chosen, name) != getattr(spec, name)}
         needs = replace(needs, sized=changed)
-        tokens = chosen.prefill_tokens + chosen.slots
-        size = REGIONS * (tokens * of_token + chosen.slots * words)
-        formula = (
-            f"{REGIONS} x ({tokens} tokens of a step x {of_token} bytes + {chosen.slots} slots x {words} bytes of "
-            "logits)"
-        )
+        step = DecodingStep.of(model.config, chosen.prefill_tokens, chosen.slots, width)
+        size, formula = step.bytes, step.formula
     return replace(needs, latency=None, measured=NOT_MEASURED_ON_CARD, faster="", activations=size, activated=formula)
 
 
@@ -100,14 +93,7 @@ def _encoder_token(model: PreTrainedModel, length: int, width: int) -> int:
     config = model.config.get_text_config()
     scores = 2 * getattr(config, "num_attention_heads", 0) * length * width  # FNet has no attention
     words = config.vocab_size * FP32 if type(model).__name__.endswith("ForMaskedLM") else 0
-    return _layer_token(model, width) + scores + words
-
-
-def _layer_token(model: PreTrainedModel, width: int) -> int:
-    """Return the bytes of a token in a layer that is not fused: twice the inner state and 4 times the hidden one."""
-    config = model.config.get_text_config()
-    hidden: int = config.hidden_size
-    return (2 * (getattr(config, "intermediate_size", None) or 4 * hidden) + 4 * hidden) * width
+    return layer_numbers(model.config) * width + scores + words
 
 
 def _bytes(spec: BuildSpec, target: Checkpoint) -> int:

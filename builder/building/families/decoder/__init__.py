@@ -66,7 +66,7 @@ def _on_one(
     layers, weights = cache_shapes(checkpoint.model), weights_bytes(checkpoint.model)
     if any(layer.states for layer in layers):
         engine.refuse_states()
-    engine = engine.sized(layers, weights, checkpoint.max_length)
+    engine = engine.sized(layers, weights, checkpoint.max_length, checkpoint.config)
     spec = engine.spec
     refuse_search(spec, checkpoint)
     memory = engine.plan_memory(layers, weights, checkpoint.max_length)
