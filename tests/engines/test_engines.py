@@ -110,7 +110,6 @@ def test_plan_memory_counts_the_bytes_of_the_cache(name: str, options: dict[str,
     [
         ("onnxruntime", {"cache_gb": 1}, "--cache-gb is for --engine openvino"),
         ("openvino", {"executor": "bls"}, "--executor bls is not for decoders with --engine openvino"),
-        ("openvino", {"draft": "y", "cache": "int8"}, "--draft is not for --cache int8 of OpenVINO"),
         ("cuda", {"cache": "int8"}, "leave --cache out"),
         ("cuda", {"gpu": {"devices": [0, 1]}}, "one of gpu.devices"),
     ],
