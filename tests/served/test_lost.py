@@ -70,6 +70,7 @@ async def _send_to_a_killed_process(
     (place / "closed").unlink()
 
     def reloaded() -> bool:
+        assert server.process.poll() is None, server.log[-20:]
         watcher.look()
         return watcher.reloads == {NAME: 1}
 
