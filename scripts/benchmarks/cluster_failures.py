@@ -6,7 +6,8 @@ one, as a load balancer would. In the middle half of each turn, one process is k
 is cut. The network can be cut where this process may have a network namespace of its own.
 
 Each answer is compared with the one that the model gives alone. The models compute in fp32, where an answer does not
-depend on the batch: all-MiniLM-L6-v2, and a small language model that is trained for the tests.
+depend on the batch: an encoder with random weights, and a language model that is trained for the tests, both so small
+that two cores answer several hundred requests a second.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -33,12 +35,12 @@ from builder.common.samples import TEXTS
 from builder.options import make_spec
 from builder.serving.server.gateway import Process, gateway
 from builder.serving.server.triton import TritonServer, free_ports, running
-from tests.models import minilm
+from tests.tiny_encoders import make_checkpoint
 from tests.trained import language_model
 
 CLIENTS = 12
-TOKENS = 24  # of each stream
-PROMPT_WORDS = 8  # of a text, for a stream
+TOKENS = 8  # of each stream
+WORDS = {"embedding": 24, "stream": 8}  # most of a text, by the kind of request
 SIMILARITY = 0.99999  # least cosine of an embedding to that of the text alone
 SLOW_CYCLE_S, SLOW_SHARE = 0.1, 0.1  # a slow Triton runs for this share of each cycle
 CLONE_NEWNET = 0x40000000  # of unshare(2)
@@ -49,9 +51,13 @@ OUTCOMES = ("right", "failed", "cut", "wrong")  # of a request
 
 def make_models(folder: Path) -> None:
     """Build the models of both kinds of request where they are missing."""
-    for name, checkpoint in (("minilm", minilm()), ("writes", language_model()[0])):
-        if not (folder / name).exists():
-            build(make_spec(model=str(checkpoint), name=name, output=folder))
+    if not (folder / "embeds").exists():
+        task = "feature-extraction"
+        with tempfile.TemporaryDirectory() as checkpoint:
+            make_checkpoint(Path(checkpoint), "bert", task)
+            build(make_spec(model=checkpoint, name="embeds", output=folder, task=task, pooling="mean", threads=1))
+    if not (folder / "writes").exists():
+        build(make_spec(model=str(language_model()[0]), name="writes", output=folder, threads=1))
 
 
 def measure(folder: Path, tritons: int, seconds: float) -> list[dict[str, Any]]:
@@ -83,6 +89,13 @@ def isolate_network() -> bool:
     return True
 
 
+class ThreadConnections(threading.local):
+    """Connections of one thread, by the number of the gateway."""
+
+    def __init__(self) -> None:
+        self.of: dict[int, http.client.HTTPConnection] = {}
+
+
 class Fleet:
     """Tritons and two gateways over them. Each failure is a context: of the second Triton, or of the first gateway."""
 
@@ -93,6 +106,7 @@ class Fleet:
         self.tritons = [self._start_triton(number) for number in range(tritons)]
         self.ports = [free_ports().http for _ in range(2)]
         self.gateways = [self._start_gateway(number) for number in range(2)]
+        self.connections = ThreadConnections()
 
     def _start_triton(self, number: int) -> TritonServer:
         host, ports = self.hosts[number], self.triton_ports[number]
@@ -100,25 +114,33 @@ class Fleet:
 
     def _start_gateway(self, number: int) -> Process:
         urls = ",".join(triton.url for triton in self.tritons)
-        return self.stack.enter_context(gateway(urls, "127.0.0.1", self.ports[number]))
+        return self.stack.enter_context(gateway(urls, "127.0.0.1", self.ports[number], log=subprocess.DEVNULL))
 
     def ask(self, gateway: int, kind: str, text: str) -> Any:
         """Return the embedding, or what `read_stream` returns. Raises one of ERRORS, Cut, or Failed."""
         path, body = KINDS[kind]
-        asked = {"input": text} if kind == "embedding" else {"prompt": " ".join(text.split()[:PROMPT_WORDS])}
-        connection = http.client.HTTPConnection("127.0.0.1", self.ports[gateway], timeout=TIMEOUT_S)
+        asked = {"input" if kind == "embedding" else "prompt": " ".join(text.split()[: WORDS[kind]])}
+        connection = self._connection(gateway)
         try:
             connection.request("POST", path, json.dumps({**body, **asked}), {"Content-Type": "application/json"})
             response = connection.getresponse()
-            try:
-                content = response.read()
-            except http.client.IncompleteRead as error:
-                raise (Cut if b"data:" in error.partial else http.client.HTTPException)() from error
-        finally:
+            content = response.read()
+        except http.client.IncompleteRead as error:
             connection.close()
+            raise (Cut if b"data:" in error.partial else http.client.HTTPException)() from error
+        except ERRORS:
+            connection.close()
+            raise
         if response.status != 200:
             raise Failed(content.decode()[:300])
         return read_embedding(content) if kind == "embedding" else read_stream(content)
+
+    def _connection(self, gateway: int) -> http.client.HTTPConnection:
+        """Return this thread's connection to a gateway, which it keeps; once closed, the next request opens it."""
+        kept = self.connections.of
+        if gateway not in kept:
+            kept[gateway] = http.client.HTTPConnection("127.0.0.1", self.ports[gateway], timeout=TIMEOUT_S)
+        return kept[gateway]
 
     @contextmanager
     def triton_killed(self) -> Iterator[None]:
@@ -180,7 +202,7 @@ class Cut(Exception):
 
 
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "embedding": ("/v1/embeddings", {"model": "minilm"}),
+    "embedding": ("/v1/embeddings", {"model": "embeds"}),
     "stream": (
         "/v1/completions",
         {
