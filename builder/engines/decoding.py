@@ -55,7 +55,6 @@ class DecodingEngine(ABC):
     timed: ClassVar[bool] = True  # True if this machine runs it as it will be served, so that speed is measured
     keeps_states: ClassVar[bool] = False  # True if its slots may have states beside keys and values
     takes_adapters: ClassVar[bool] = False  # True if its loop may run adapters
-    returns_hidden_states: ClassVar[bool] = False  # True if its graph and slots keep what a draft reads of each token
     maps: ClassVar[bool] = False  # True if it can open a graph with its weights in their file
 
     @property
@@ -115,6 +114,10 @@ class DecodingEngine(ABC):
     def blocks(self, layers: Sequence[LayerShape], memory: ReservedMemory) -> int | None:
         """Return the blocks of a cache that all sequences share; None where each has a slot of its own."""
         return None
+
+    def cached_tokens(self, layers: Sequence[LayerShape], memory: ReservedMemory, length: int) -> int:
+        """Return how many tokens the cache of texts of `length` tokens has places for."""
+        return self.spec.slots * length
 
     @abstractmethod
     def session(self) -> Session:

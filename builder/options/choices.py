@@ -102,8 +102,8 @@ class Choices(Options):
     added."""
     draft: str | None = Field(None, json_schema_extra={"flag": True})
     """Hub id or local folder of a smaller decoder with the same tokeniser, of an EAGLE-3 draft for the model, or of the
-    model itself if it has a layer for multi-token prediction (the last two with --engine onnxruntime), which guesses
-    tokens ahead; the text stays the same. Text generation on the CPU only."""
+    model itself if it has a layer for multi-token prediction, which guesses tokens ahead; the text stays the same. Text
+    generation on the CPU only."""
     adapters: int = Field(0, ge=0, le=512, json_schema_extra={"flag": True})
     """LoRA adapters that may answer at once, each request with its own; build-repo adapter adds and removes them. Text
     generation, and embeddings in fp32, with ONNX Runtime on the CPU only."""

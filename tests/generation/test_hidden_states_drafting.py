@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from builder.runtime.generation.decode_loop import DecodeLoop
-from builder.runtime.generation.executors.base import Executor
+from builder.runtime.generation.executors.base import CallPart, DraftAnswer, Executor
 from builder.runtime.generation.scheduler import SchedulerLimits
 from builder.runtime.generation.speculation import HiddenStatesDrafter
 from tests.generation.asked import Asked
-from tests.generation.executors import VOCABULARY, SumExecutor, expected, next_token
-from tests.generation.test_drafting import LENGTH, OPTIONS, PROMPT, answered, check_same_answers
+from tests.generation.executors import BLOCK, VOCABULARY, PagedSumExecutor, SumExecutor, expected, next_token
+from tests.generation.test_drafting import LENGTH, OPTIONS, PROMPT, PagedTarget, answered, check_same_answers
 
 
 class Target(SumExecutor):
@@ -73,6 +73,24 @@ class Fickle(Reader):
         return (next_token(sequence) + (len(sequence) % 3 == 0)) % VOCABULARY
 
 
+class ReadTarget(PagedTarget):
+    def hidden_states(self, slot: int, start: int, end: int) -> np.ndarray:
+        return np.zeros((1, end - start, 1), np.float32)
+
+
+class PagedReader(PagedSumExecutor):
+    """Draft over blocks, which takes PROMPT's first token for the one that it does not cache."""
+
+    reads_hidden_states = True
+
+    def draft(self, part: CallPart, hidden_states: np.ndarray) -> DraftAnswer:
+        logits = self.run(*part)
+        return DraftAnswer(logits, logits.argmax(-1), np.zeros((1, 1, 1), np.float32))
+
+    def next_token(self, held: list[int]) -> int:
+        return next_token([PROMPT[0], *held])
+
+
 DRAFTS: dict[str, type[Reader]] = {"right": Reader, "wrong": Wrong, "fickle": Fickle}
 
 
@@ -102,6 +120,15 @@ def test_hidden_states_draft_follows_sequences_that_join_leave_and_move() -> Non
     for one in requests:
         assert one.tokens == expected(one.request.prompt, one.request.max_tokens)
     assert stats.reused_tokens > 100
+    assert stats.right_drafts == stats.drafted_tokens > 0
+
+
+def test_hidden_states_draft_evicts_sequences_from_few_blocks() -> None:
+    """Both sequences fit into the draft's blocks as they begin, and one of them as they end."""
+    requests = [Asked([*PROMPT, number], 90) for number in (1, 2)]
+    stats = answered(ReadTarget(2, LENGTH, 60), requests, PagedReader(2, 160, 160 // BLOCK)).stats
+    for one in requests:
+        assert one.tokens == expected(one.request.prompt, 90)
     assert stats.right_drafts == stats.drafted_tokens > 0
 
 

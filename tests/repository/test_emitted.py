@@ -29,6 +29,7 @@ GENERATING = {
     "onnxruntime_cuda_blocks": BLOCKS,
     "onnxruntime_seq2seq": replace(IN_PROCESS, source=EncoderInput(64, LAYERS, "encoder.onnx", 64, 0)),
     "onnxruntime_hidden_states": replace(IN_PROCESS, hidden_size=8),
+    "openvino_hidden_states": replace(IN_PROCESS, session=Session("openvino"), hidden_size=8),
     "bls": decoder_serving(),
     "bls_cuda": decoder_serving(session=Session(device="cuda")),
 }
@@ -110,8 +111,8 @@ def test_emitted_executor_is_the_one_that_serving_json_names() -> None:
     for name, serving in GENERATING.items():
         assert serving.executor_module == name
         others = {f"1/generation/executors/{other}.py" for other in GENERATING if other != name}
-        shared = {"1/generation/executors/onnxruntime.py"}  # its bindings serve the other executors of ONNX Runtime
-        assert not EMITTED[name].keys() & others - shared
+        extended = {f"1/generation/executors/{engine}.py" for engine in ("onnxruntime", "openvino")}
+        assert not EMITTED[name].keys() & others - extended
         assert name in executors
 
 

@@ -21,7 +21,7 @@ from builder.graphs.onnx.graph import Graph, nodes_of
 from builder.runtime.generation.executors.base import CallPart, Executor
 from builder.runtime.generation.executors.onnxruntime_seq2seq import CrossAttending
 
-RECORDED = ("run", "likeliest", "copy", "encode", "attach", "assign")  # of an executor
+RECORDED = ("run", "likeliest", "draft", "copy", "encode", "attach", "assign")  # of an executor
 TOLERANCE = 1e-4  # of the largest value, between two versions that compute in fp32
 ROUNDED = 3e-2  # where values are rounded to 16, 8 or 4 bits on the way: another last digit may round differently
 # If an encoder rounds activations to 8 bits, a last digit that rounds differently affects all layers. MiniLM in
@@ -115,6 +115,7 @@ class Recorder:
             "models": [str(graph.path) for graph in graphs],
             "geometry": asdict(executor.geometry),
             "cross": cross,
+            "draft": executor.reads_hidden_states,
             "threads": threads,
             "calls": self.calls,
         }

@@ -41,6 +41,8 @@ def comparable(name: str, answer: Any, vocabulary: int) -> Any:
         logits = np.repeat(answer.logits[:, -1:], vocabulary, axis=1)
         np.put_along_axis(logits, answer.tokens, answer.logits, axis=1)
         return [logits, np.array(answer.totals)]
+    if name == "draft":
+        return [np.array(answer.logits), np.array(answer.hidden_states)]
     return np.array(answer) if name == "run" else answer if name == "encode" else None
 
 

@@ -75,7 +75,6 @@ class CudaDecoding(OnnxRuntimeDecoding):
 
     keeps_states: ClassVar[bool] = False
     takes_adapters: ClassVar[bool] = False
-    returns_hidden_states: ClassVar[bool] = False
     timed: ClassVar[bool] = False
     maps: ClassVar[bool] = False
     cache_tensor: ClassVar[str] = "TYPE_FP16"

@@ -23,7 +23,9 @@ from builder.graphs.onnx.likeliest import finding_likeliest
 from builder.graphs.onnx.operators import CACHED_ATTENTION, EXPERTS_NEED, QUANTISED_EXPERTS_NEED
 from builder.runtime.contract import CacheType, LayerShape, Session
 from builder.runtime.fields import Field
+from builder.runtime.generation.executors.base import HIDDEN_STATES
 from builder.runtime.generation.executors.onnxruntime import InPlace
+from builder.runtime.generation.executors.onnxruntime_hidden_states import HiddenStatesDraft
 from builder.runtime.sessions import open_session
 
 # Inputs of a step, other than its caches: builder/graphs/export/decoder.py and, the last three,
@@ -45,7 +47,6 @@ CACHE_TYPES: Mapping[str, CacheType] = {"fp32": "float32", "int8": "int8"}
 class OnnxRuntimeDecoding(DecodingEngine):
     keeps_states: ClassVar[bool] = True
     takes_adapters: ClassVar[bool] = True
-    returns_hidden_states: ClassVar[bool] = True
     maps: ClassVar[bool] = True
     cache_tensor: ClassVar[str] = "TYPE_FP32"  # keys and values, between Triton models
 
@@ -114,7 +115,8 @@ class OnnxRuntimeDecoding(DecodingEngine):
     @classmethod
     def opened(cls, graph: Graph, threads: int, mapped: bool) -> Executors:
         session = open_session(graph.path, Session(threads=threads, entries=MAPPED if mapped else {}))
-        return lambda geometry: InPlace(geometry, session)
+        executor = HiddenStatesDraft if HIDDEN_STATES in graph.inputs else InPlace
+        return lambda geometry: executor(geometry, session)
 
     def shrink_cache(self, graph: Graph, largest: Callable[[], Mapping[str, np.ndarray]], folder: Path) -> Graph:
         return quantise_cache(graph, largest(), folder)

@@ -37,11 +37,15 @@ def open_executor(case: "dict[str, Any]") -> Any:
     from runtime.generation.executors.bls import Bls  # type: ignore[import-not-found]
     from runtime.generation.executors.encoding import CrossGeometry  # type: ignore[import-not-found]
     from runtime.generation.executors.onnxruntime import InProcess  # type: ignore[import-not-found]
+    from runtime.generation.executors.onnxruntime_hidden_states import HiddenStatesDraft  # type: ignore[import-not-found]
     from runtime.generation.executors.onnxruntime_seq2seq import CrossAttending  # type: ignore[import-not-found]
+    from runtime.sessions import open_session  # type: ignore[import-not-found]
 
     geometry, paths, options = Geometry(**case["geometry"]), map(Path, case["models"]), Session(**case["session"])
     if case["remote"]:
         return _remote(Bls, case["models"][0], geometry)
+    if case["draft"]:
+        return HiddenStatesDraft(geometry, open_session(*paths, options))
     if case["cross"] is None:
         return InProcess(*paths, geometry, options)
     return CrossAttending(*paths, geometry, CrossGeometry(**case["cross"]), options)

@@ -14,7 +14,7 @@ from builder.engines.openvino import BACKEND, decoder_properties
 from builder.engines.openvino.lowering import page_attention
 from builder.graphs.onnx.graph import Graph
 from builder.runtime.contract import CacheType, LayerShape, Session
-from builder.runtime.generation.executors.base import Geometry
+from builder.runtime.generation.executors.base import HIDDEN_STATES, Geometry
 from builder.runtime.generation.executors.openvino_graph import BLOCK
 from builder.runtime.generation.executors.paged import OPERATOR
 
@@ -56,8 +56,11 @@ class OpenVinoDecoding(DecodingEngine):
     def cache_type(self) -> CacheType:
         return CACHE_TYPES[self.spec.cache]
 
-    def blocks(self, layers: Sequence[LayerShape], memory: ReservedMemory) -> int | None:
+    def blocks(self, layers: Sequence[LayerShape], memory: ReservedMemory) -> int:
         return memory.cache // graph_engine(BACKEND).block_bytes(layers, self.cache_type)
+
+    def cached_tokens(self, layers: Sequence[LayerShape], memory: ReservedMemory, length: int) -> int:
+        return self.blocks(layers, memory) * BLOCK
 
     def session(self) -> Session:
         return self.session_here(self.cache_type, self.spec.loop_threads)
@@ -71,10 +74,13 @@ class OpenVinoDecoding(DecodingEngine):
         """Return executors. Each compiles the graph for the type of the cache, when the one before has been freed."""
 
         def compiled(geometry: Geometry) -> OpenVinoExecutor:
-            from builder.runtime.generation.executors.openvino import OpenVinoExecutor  # which imports OpenVINO
+            # which import OpenVINO
+            from builder.runtime.generation.executors.openvino import OpenVinoExecutor
+            from builder.runtime.generation.executors.openvino_hidden_states import HiddenStatesDraft
 
             free_executors(graph)
-            return OpenVinoExecutor(graph.path, geometry, cls.session_here(geometry.cache, threads))
+            executor = HiddenStatesDraft if HIDDEN_STATES in graph.inputs else OpenVinoExecutor
+            return executor(graph.path, geometry, cls.session_here(geometry.cache, threads))
 
         return compiled
 

@@ -13,7 +13,8 @@ Inputs, for the tokens of all rows of a call one after the other:
   block_indices                the blocks of each row, one row after the other, int32
   block_indices_begins         (rows + 1,) int32, where each row's blocks begin
   max_context_len              () int32, the most tokens of any row after this call
-Output: logits (positions, vocabulary).
+Of a draft also hidden_states (1, tokens, size), which it reads.
+Outputs: logits (positions, vocabulary), and those of the exported graph beside its present.
 
 Knows graphs; knows nothing about models.
 """
@@ -35,6 +36,7 @@ from builder.graphs.onnx.graph import Graph, load_graph, save_graph
 from builder.graphs.onnx.nodes import add_constant, attributes_of, replace_nodes
 from builder.graphs.onnx.operators import CACHED_ATTENTION, CACHED_BIAS, CACHED_SINKS
 from builder.graphs.onnx.paging import count_one_row, refuse_leftovers
+from builder.runtime.generation.executors.base import HIDDEN_STATES
 from builder.runtime.generation.executors.openvino_graph import DOMAIN, TABLES
 from builder.runtime.generation.executors.paged import OPERATOR
 
@@ -185,16 +187,16 @@ def _inputs_of(model: onnx.ModelProto, name: str) -> set[str]:
 
 
 def _declare(graph: onnx.GraphProto, renamed: dict[str, str]) -> None:
-    """Declare the graph's inputs and its output, as the module says above."""
+    """Declare the graph's inputs and outputs, as the module says above."""
     declared = {value.name: value for value in graph.input}
-    logits = next(value for value in graph.output if value.name == "logits")
+    outputs = [value for value in graph.output if not value.name.startswith("present_")]
     del graph.output[:]
-    graph.output.append(logits)
+    graph.output.extend(outputs)
     del graph.input[:]
     for name in ("input_ids", "position_ids"):
         if name in declared:
             graph.input.append(helper.make_tensor_value_info(name, onnx.TensorProto.INT64, [1, "tokens"]))
-    graph.input.append(declared["logits_positions"])
+    graph.input.extend(declared[name] for name in ("logits_positions", HIDDEN_STATES) if name in declared)
     for name in renamed.values():
         graph.input.append(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [None] * 4))
     for name, rank in TABLES.items():

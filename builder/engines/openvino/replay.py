@@ -31,5 +31,7 @@ def open_executor(case: "dict[str, Any]") -> Any:
     from runtime.contract import Session  # type: ignore[import-not-found]
     from runtime.generation.executors.base import Geometry  # type: ignore[import-not-found]
     from runtime.generation.executors.openvino import OpenVinoExecutor  # type: ignore[import-not-found]
+    from runtime.generation.executors.openvino_hidden_states import HiddenStatesDraft  # type: ignore[import-not-found]
 
-    return OpenVinoExecutor(Path(case["models"][0]), Geometry(**case["geometry"]), Session(**case["session"]))
+    executor = HiddenStatesDraft if case["draft"] else OpenVinoExecutor
+    return executor(Path(case["models"][0]), Geometry(**case["geometry"]), Session(**case["session"]))

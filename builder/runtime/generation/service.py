@@ -235,14 +235,16 @@ def make_executor(folder: Path, serving: GenerationServing, infer: "EngineModel 
 
 
 def make_draft(folder: Path, serving: GenerationServing) -> "Executor | None":
-    """Return the executor of the draft model, opened like the answering model's, or None without a draft.
+    """Return the executor of the draft model, opened like the answering model's but over a cache of its own type.
 
-    Raises ContractError.
+    None without a draft. Raises ContractError.
     """
     beside = folder / DRAFT
     if not (beside / FILE).is_file():
         return None
-    return make_executor(beside, replace(load_generation(beside), session=serving.session), None)
+    draft = load_generation(beside)
+    session = replace(serving.session, entries={**serving.session.entries, **draft.session.entries})
+    return make_executor(beside, replace(draft, session=session), None)
 
 
 def _executor_module(serving: GenerationServing) -> Any:

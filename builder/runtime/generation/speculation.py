@@ -140,12 +140,16 @@ class Drafter:
     def _run(self, slot: int, tokens: "Sequence[int]") -> int:
         """Run `tokens`, which come next in `slot`, and return the draft's most probable next token."""
         start = self.cache.length(slot)
-        while len(self.slots) > 1 and not self.cache.evict_for([PendingWrite(slot, start, start + len(tokens))]):
-            self._evict()
+        self._reserve(PendingWrite(slot, start, start + len(tokens)))
         positions = np.array([start], np.int64)
         logits = self.executor.run(slot, np.array([tokens], np.int64), positions)
         self.cache.record(slot, positions, {slot: tokens})
         return int(logits[0, : self.vocabulary].argmax())
+
+    def _reserve(self, pending: PendingWrite) -> None:
+        """Evict other sequences until there are blocks for `pending`, where slots share blocks."""
+        while not self.cache.evict_for([pending]) and len(self.slots) > 1:
+            self._evict()
 
     def _evict(self) -> None:
         """Free the slot of the least recent sequence."""
@@ -172,6 +176,7 @@ class HiddenStatesDrafter(Drafter):
         if not chunk:
             return []
         end = start + len(chunk)
+        self._reserve(PendingWrite(slot, start - 1, end - 2 + count))
         hidden_states = self.target.hidden_states(target_slot, start - 1, end - 1)
         token, hidden_states = self.executor.draft_token(slot, chunk, start - 1, hidden_states)
         self.cache.record(slot, np.zeros(1, np.int64), {slot: tokens[:end]})

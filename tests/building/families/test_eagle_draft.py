@@ -24,6 +24,7 @@ from builder.repository.check import check
 from builder.repository.report.record import BuildReport
 from builder.runtime.contract import DRAFT, load_generation
 from builder.runtime.generation.executors.base import HIDDEN_STATES
+from builder.runtime.generation.executors.openvino_graph import BLOCK
 from builder.runtime.generation.service import Service
 from builder.runtime.generation.speculation import HiddenStatesDrafter
 from builder.serving.plan.needs import needs_of, published
@@ -78,14 +79,27 @@ class Built:
     report: BuildReport
     version: Path
 
+    @property
+    def is_exact(self) -> bool:
+        return self.report.chosen == "fp32"
 
-@pytest.fixture(scope="module", params=["fp32", "int8"])
+    @property
+    def engine(self) -> str:
+        return load_generation(self.version).session.engine
+
+
+ROUNDED = {"quality": 0.0, "perplexity": 1e9}  # random weights have no quality
+BUILDS: dict[str, dict[str, Any]] = {
+    "fp32": {"precision": "fp32"},
+    "int8": {"precision": "int8", **ROUNDED},
+    "openvino": {"engine": "openvino", "precision": "fp32", "cache": "int8", **ROUNDED},
+}
+
+
+@pytest.fixture(scope="module", params=BUILDS)
 def built(request: pytest.FixtureRequest, pair: Pair, module_folder: Callable[[str], Path]) -> Built:
     output = module_folder(f"eagle-{request.param}")
-    judged: dict[str, Any] = (
-        {"quality": 0.0, "perplexity": 1e9} if request.param == "int8" else {}
-    )  # random weights have no quality
-    report = build(pair.spec(output, precision=request.param, **judged))
+    report = build(pair.spec(output, **BUILDS[request.param]))
     return Built(report, output / "writes" / "1")
 
 
@@ -93,7 +107,9 @@ def test_eagle_draft_leaves_the_text_unchanged(built: Built, tmp_path: Path) -> 
     plain = tmp_path / "plain"
     shutil.copytree(built.version, plain)
     shutil.rmtree(plain / DRAFT)
-    for options in OPTIONS:
+    # The last digit of a sum depends on the tokens of its call. An 8-bit cache may round it to another byte, which a
+    # draw turns into another token.
+    for options in OPTIONS[:1] if load_generation(built.version).arena.dtype == "uint8" else OPTIONS:
         texts, stats = said(built.version, **options)
         without, alone = said(plain, **options)
         assert texts == without, options
@@ -101,7 +117,7 @@ def test_eagle_draft_leaves_the_text_unchanged(built: Built, tmp_path: Path) -> 
         if not options:
             assert 0 <= stats.right_drafts < stats.drafted_tokens
             assert (stats.right_drafts > 0) == (stats.steps < alone.steps)
-            assert stats.right_drafts > 0 or built.report.chosen == "int8", "what was learned is the text in fp32"
+            assert stats.right_drafts > 0 or not built.is_exact, "what was learned is the text in fp32"
     texts, stats = said(built.version, guide=json.dumps({"regex": "[0-9]{12}"}), ignore_eos=False)
     assert [len(text) for (text,) in texts] == [12] * len(TEXTS)
     assert stats.drafted_tokens == 0
@@ -114,7 +130,7 @@ def test_eagle_draft_guesses_what_eagle3_guesses(built: Built, pair: Pair) -> No
     equal = [tokens == reference.propose(before, len(tokens)) for before, tokens in proposals]
     assert len(equal) > 5
     assert max(len(tokens) for _, tokens in proposals) >= 4
-    assert all(equal) or built.report.chosen == "int8"
+    assert all(equal) or not built.is_exact
     assert sum(equal) > len(equal) / 2
 
 
@@ -146,17 +162,19 @@ def test_eagle_draft_is_reported_checked_and_planned(built: Built, pair: Pair) -
     assert check(version.parents[1]) == []
     assert report.draft is not None
     assert report.draft["checkpoint"]["source"] == "eagle"
-    assert report.draft["served"]["name"] == report.chosen
+    assert report.draft["served"]["name"] == str(report.chosen).removesuffix(", int8 cache"), "its own cache is fp32"
     assert report.draft["served"]["quality"] > 0.5
     files = {name for name in report.files["writes"] if name.startswith(f"1/{DRAFT}/")}
     assert files == {f"1/{DRAFT}/model.onnx", f"1/{DRAFT}/serving.json"}
-    assert "1/generation/executors/onnxruntime_hidden_states.py" in report.files["writes"]
+    assert f"1/generation/executors/{built.engine}_hidden_states.py" in report.files["writes"]
     serving, size = load_generation(version / DRAFT), pair.model.config.hidden_size
     assert (serving.arena.slots, serving.arena.length, serving.hidden_size) == (4, LENGTH, size)
     layer = serving.arena.layers[0]
     cache = 4 * LENGTH * 2 * layer.heads * layer.size * 4
     assert report.memory is not None
     assert report.memory["draft"] == cache + SLOTS * LENGTH * size * 4 + report.draft["served"]["size"]
+    if built.engine == "openvino":
+        assert (serving.arena.blocks, serving.session.entries["KV_CACHE_PRECISION"]) == (4 * LENGTH // BLOCK, "f32")
     assert published(version.parents[1], "writes").draft == report.memory["draft"]
     products = {node.op_type for node in onnx.load(str(version / DRAFT / "model.onnx")).graph.node}
     assert ("MatMulIntegerToFloat" in products) == (report.chosen == "int8")
@@ -221,9 +239,7 @@ def test_eagle_draft_with_unknown_or_pickled_weights_is_refused(pair: Pair, tmp_
         build(pair.spec(tmp_path / "repository", draft))
 
 
-def test_eagle_draft_is_refused_where_no_hidden_states_are_kept(pair: Pair, tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"--draft .*: it reads hidden states .* only --engine onnxruntime returns"):
-        build(pair.spec(tmp_path, engine="openvino"))
+def test_eagle_draft_is_refused_for_its_memory_and_for_states(pair: Pair, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"hidden states that it reads, need .* GB"):
         build(pair.spec(tmp_path, machine={"memory_gb": 0.00085}))
     states = make_decoder_checkpoint(tmp_path / "states", "lfm2")

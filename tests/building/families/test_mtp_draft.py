@@ -36,11 +36,21 @@ def checkpoint(request: pytest.FixtureRequest, module_folder: Callable[[str], Pa
 
 
 def test_own_layer_guesses_what_transformers_guesses(checkpoint: Path, tmp_path: Path) -> None:
-    report = build(spec_of(checkpoint, tmp_path))
-    assert check(tmp_path) == []
+    check_guesses(checkpoint, tmp_path)
+
+
+def test_own_layer_guesses_what_transformers_guesses_on_openvino(tmp_path: Path) -> None:
+    checkpoint = make_mtp_checkpoint(tmp_path / "model", "glm4_moe_lite")
+    check_guesses(checkpoint, tmp_path / "repository", engine="openvino")
+
+
+def check_guesses(checkpoint: Path, output: Path, **options: Any) -> None:
+    """Build `checkpoint` with its own layer as draft; compare each guess with transformers', and texts without it."""
+    report = build(spec_of(checkpoint, output, **options))
+    assert check(output) == []
     assert report.draft is not None
     assert report.draft["checkpoint"]["source"] == "model"
-    version, plain, reference = tmp_path / "writes" / "1", tmp_path / "plain", Mtp(checkpoint)
+    version, plain, reference = output / "writes" / "1", output / "plain", Mtp(checkpoint)
     proposals = proposals_of(version)
     assert len(proposals) > 5
     assert max(len(tokens) for _, tokens in proposals) >= 4
@@ -48,11 +58,11 @@ def test_own_layer_guesses_what_transformers_guesses(checkpoint: Path, tmp_path:
         assert tokens == reference.propose(before, len(tokens))
     shutil.copytree(version, plain)
     shutil.rmtree(plain / DRAFT)
-    for options in OPTIONS:
-        texts, stats = said(version, **options)
-        without_draft, _ = said(plain, **options)
-        assert texts == without_draft, options
-        assert stats.drafted_tokens > 0 or options
+    for asked in OPTIONS:
+        texts, stats = said(version, **asked)
+        without_draft, _ = said(plain, **asked)
+        assert texts == without_draft, asked
+        assert stats.drafted_tokens > 0 or asked
 
 
 def test_own_layer_is_planned(checkpoint: Path, tmp_path: Path) -> None:

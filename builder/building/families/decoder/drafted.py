@@ -60,7 +60,7 @@ def refuse_draft(spec: BuildSpec) -> None:
 def load_hidden_states_draft(spec: BuildSpec, target: Checkpoint) -> HiddenStatesDraft | None:
     """Return --draft if it reads hidden states of `target`; None if it is a decoder, or not given.
 
-    Raises CheckpointError, and SpecError for an engine whose graph does not return them.
+    Raises CheckpointError, and SpecError for a model that keeps states.
     """
     source = spec.draft_source
     if source is None:
@@ -68,27 +68,24 @@ def load_hidden_states_draft(spec: BuildSpec, target: Checkpoint) -> HiddenState
     with naming_draft(source.model):
         if draft_format(source, spec.source) is None:
             return None
-        if not engine_of(spec).returns_hidden_states:
-            raise SpecError(
-                "it reads hidden states of the model, which only --engine onnxruntime returns; leave --engine out, or "
-                "give a smaller decoder as the draft"
-            )
         _refuse_states(target)
         return load_draft(source, spec.source, target)
 
 
 def memory_of_draft(spec: BuildSpec, own: BuildSpec, layers: DraftLayers, target: Checkpoint) -> ReservedMemory:
-    """Return the bytes of a draft and its cache, and of the hidden states of all slots of its target.
+    """Return the bytes of a draft and its cache, and of the hidden states of all tokens that its target caches.
 
     `spec`: of the target; `own`: of the draft. Raises SpecError where memory is short.
     """
     length = target.max_length
     memory = engine_of(own).plan_memory(draft_cache_shapes(layers), weights_bytes(layers), length)
-    states = spec.slots * length * layers.states.size * np.dtype(np.float32).itemsize
-    cache = engine_of(spec).plan_memory(cache_shapes(target.model), weights_bytes(target.model), length).cache
+    engine, shapes = engine_of(spec), cache_shapes(target.model)
+    of_target = engine.plan_memory(shapes, weights_bytes(target.model), length)
+    tokens = engine.cached_tokens(shapes, of_target, length)
+    states = tokens * layers.states.size * np.dtype(np.float32).itemsize
     needs = "the caches of the model and its draft, and the hidden states that it reads, need"
     slots = f"{spec.slots} slots of {length} tokens, and {own.slots} of the draft"
-    refuse_slots(cache + memory.cache + states, spec.usable_memory, needs, slots, "--slots or --max-length")
+    refuse_slots(of_target.cache + memory.cache + states, spec.usable_memory, needs, slots, "--slots or --max-length")
     return ReservedMemory(memory.cache + states, memory.weights)
 
 

@@ -7,7 +7,7 @@ the target's. A wrong guess costs time and changes no text, so nothing that it l
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,17 +18,16 @@ from builder.building.families import Result
 from builder.building.families.decoder.judging import FP32
 from builder.building.families.decoder.one_engine import Decoder, decoder_serving
 from builder.building.families.generating import needing_cpus, quantised_parts, report_of
-from builder.building.verify.generation import MAX_SAMPLE_TOKENS, TOLERANCE
+from builder.building.verify.generation import MAX_SAMPLE_TOKENS, TOLERANCE, geometry_of
 from builder.building.verify.hidden_states import states_of
-from builder.building.verify.recording import Case, graph_case
+from builder.building.verify.recording import Case, Recorder
 from builder.building.verify.runtimes import Replay
 from builder.checkpoints.drafts.layers import DraftLayers
 from builder.checkpoints.tokenizer import tokenizer_json
 from builder.common.errors import VerificationError
 from builder.common.memory import ReservedMemory
 from builder.common.progress import Stage
-from builder.engines import infer_with
-from builder.engines.decoding import DecodingEngine, Lowered, engine_of
+from builder.engines.decoding import DecodingEngine, Lowered, engine_of, opened
 from builder.engines.optimise import Quantised
 from builder.graphs.export.drafts import draft_cache_shapes, export_draft
 from builder.graphs.onnx.graph import Graph
@@ -37,20 +36,32 @@ from builder.repository.layout.generating import lay_out_generating
 from builder.repository.report.record import MeasuredVariant
 from builder.repository.verdict import Comparison, ParityBound
 from builder.runtime.contract import LayerShape
-from builder.runtime.generation.executors.base import HIDDEN_STATES, NEXT_HIDDEN_STATES, StepInputs
+from builder.runtime.generation.executors.base import CallPart, DraftAnswer, Executor
 
 PIECE = 3  # tokens of the calls that go on with cached ones
 ROWS = 6  # samples that are compared
-READ = ("input_ids", HIDDEN_STATES)
 
 
 @dataclass(frozen=True)
-class DraftCall:
-    """Inputs of a call, and PyTorch's answers: logits (positions, tokens), and hidden states (positions, size)."""
+class DraftRow:
+    """What the draft reads of a sample, and PyTorch's answers after each token.
 
-    feeds: dict[str, np.ndarray]
-    logits: np.ndarray
-    hidden_states: np.ndarray
+    `tokens`: (tokens,); `read`: hidden states of the target, (1, tokens, size); `answer`: at all positions.
+    """
+
+    tokens: np.ndarray
+    read: np.ndarray
+    answer: DraftAnswer
+
+    def answers(self, executor: Executor) -> Iterator[tuple[DraftAnswer, slice]]:
+        """Yield the answers of `executor` at some positions: at all in one call, then at the last after the others."""
+        length = len(self.tokens)
+        begun = max(0, length - PIECE)
+        for start, end in ((0, length), (0, begun), (begun, length)):
+            if start < end:
+                tokens, positions = self.tokens[None, start:end], np.arange(end - start)
+                part = CallPart(0, tokens, np.array([start], np.int64), positions)
+                yield executor.draft(part, self.read[:, start:end]), slice(start, end)
 
 
 @dataclass(frozen=True)
@@ -68,7 +79,7 @@ class BuiltDraft:
     graph: Graph
     variants: tuple[MeasuredVariant, ...]
     quantised: tuple[Quantised, ...]
-    calls: tuple[DraftCall, ...]
+    rows: tuple[DraftRow, ...]
 
     def replay(self) -> Replay:
         """Return the compared calls."""
@@ -79,7 +90,8 @@ class BuiltDraft:
         target = self.target.checkpoint
         assert self.target.draft is not None
         layers, checkpoint = self.target.draft.layers, self.target.draft.checkpoint
-        serving = decoder_serving(target, self._engine, self.memory, self.graph, self.caches)
+        own = self._engine.plan_memory(self.caches, self.memory.weights, target.max_length)
+        serving = decoder_serving(target, self._engine, own, self.graph, self.caches)
         serving = needing_cpus(replace(serving, hidden_size=layers.states.size), self.spec, [self.graph])
         fields = target.task.fields({})
         entries = lay_out_generating(self.spec, serving, tokenizer_json(target.tokenizer), [self.graph], fields)
@@ -94,7 +106,7 @@ class BuiltDraft:
             attention={"fused": operators[self._engine.attention], "layers": attending},
             quantised=quantised_parts(self.spec.precision, self.quantised),
             variants=self.variants,
-            samples=len(self.calls),
+            samples=len(self.rows),
             warnings=(),
             chosen=self.variants[-1].name,
         )
@@ -102,9 +114,12 @@ class BuiltDraft:
         return Result(entries, Comparison((bound,)), report)
 
     def _case(self) -> Case:
-        case = graph_case(self.own, [call.feeds for call in self.calls], self.spec.build_threads)
+        recorder = Recorder(_opened(self.own, self.rows, self.caches, self.spec.build_threads))
+        for row in self.rows:
+            for _ in row.answers(recorder.executor):
+                pass
         graph = self._engine.replayed(self.own, self.graph)
-        return replace(case, job={**case.job, "model": str(graph.path)})
+        return recorder.case(graph.path.name, [graph], self.spec.build_threads)
 
     @property
     def _engine(self) -> DecodingEngine:
@@ -119,12 +134,11 @@ def build_draft(target: Decoder, spec: BuildSpec, memory: ReservedMemory, folder
         caches = draft_cache_shapes(layers)
         exported = export_draft(layers, folder, target.checkpoint.max_length, caches)
     with stage("measure PyTorch"):
-        calls = _whole_rows(target, layers, caches)
+        rows = _rows(target, layers)
     with stage("fuse"):
         fused = engine.fuse(exported.graph, folder)
     with stage("verify"):
-        calls += _continued(fused, calls, spec.build_threads)
-        exact = _judged(FP32, fused, calls, spec.build_threads)
+        exact = _judged(FP32, fused, rows, caches, spec.build_threads)
         if not (exact.error or 0.0) <= TOLERANCE:
             raise VerificationError(
                 f"the draft's log-probabilities differ from PyTorch's by {exact.error:.1e}, more than {TOLERANCE:.0e}. "
@@ -134,61 +148,42 @@ def build_draft(target: Decoder, spec: BuildSpec, memory: ReservedMemory, folder
     if spec.precision != FP32:
         with stage(spec.precision):
             lowered = engine.lower(fused, spec.precision, folder, None)
-            variants.append(_judged(engine.variant_name(spec.precision), lowered.graph, calls, spec.build_threads))
+            name = engine.variant_name(spec.precision)
+            variants.append(_judged(name, lowered.graph, rows, caches, spec.build_threads))
     own, served = engine.for_release(lowered.graph, folder)
-    return BuiltDraft(target, spec, caches, memory, own, served, tuple(variants), lowered.quantised, tuple(calls))
+    return BuiltDraft(target, spec, caches, memory, own, served, tuple(variants), lowered.quantised, tuple(rows))
 
 
-def _whole_rows(target: Decoder, layers: DraftLayers, caches: Sequence[LayerShape]) -> list[DraftCall]:
-    """Return a call for each of the first samples, with all that the draft reads of it."""
-    rows = [torch.tensor([row[:MAX_SAMPLE_TOKENS]]) for row in target.rows[:ROWS]]
-    longest, calls = max(row.shape[1] for row in rows), []
-    for row in rows:
+def _rows(target: Decoder, layers: DraftLayers) -> list[DraftRow]:
+    """Return the first samples, with all that the draft reads of them and PyTorch's answers."""
+    rows = []
+    for sample in target.rows[:ROWS]:
+        row = torch.tensor([sample[:MAX_SAMPLE_TOKENS]])
         read = states_of(target.checkpoint.model, layers.states, row[0].tolist())[:, :-1]
         with torch.no_grad():
-            returned = layers(row[:, 1:], read, use_cache=False).last_hidden_state[0]
-            logits = layers.logits(returned)
-        past = {
-            f"past_{kind}_{index}": np.zeros((1, layer.heads, longest, layer.size), np.float32)
-            for index, layer in enumerate(caches)
-            for kind in ("key", "value")
-        }
-        feeds = _feeds(row[:, 1:].numpy(), 0, read.numpy(), past)
-        calls.append(DraftCall(feeds, logits.numpy(), returned.numpy()))
-    return calls
+            returned = layers(row[:, 1:], read, use_cache=False).last_hidden_state
+            logits = layers.logits(returned[0])
+        answer = DraftAnswer(logits.numpy(), layers.tokens(logits).numpy(), returned.numpy())
+        rows.append(DraftRow(row[0, 1:].numpy(), read.numpy(), answer))
+    return rows
 
 
-def _continued(graph: Graph, calls: Sequence[DraftCall], threads: int) -> list[DraftCall]:
-    """Return calls with the last tokens of each sample, after one with those before them."""
-    infer, continued = infer_with(graph, threads), []
-    for call in calls:
-        if (begun := len(call.logits) - PIECE) > 0:
-            past = {name: values for name, values in call.feeds.items() if name.startswith("past_")}
-            ids, read = (call.feeds[name] for name in READ)
-            present = infer(_feeds(ids[:, :begun], 0, read[:, :begun], past))
-            past = {name: present[name.replace("past_", "present_")].copy() for name in past}
-            feeds = _feeds(ids[:, begun:], begun, read[:, begun:], past)
-            continued.append(DraftCall(feeds, call.logits[begun:], call.hidden_states[begun:]))
-    return continued
+def _opened(graph: Graph, rows: Sequence[DraftRow], caches: Sequence[LayerShape], threads: int) -> Executor:
+    """Return an executor of the draft with a slot for any of `rows`."""
+    longest = max(len(row.tokens) for row in rows)
+    return opened(graph, threads)(geometry_of(caches, 1, longest, rows[0].answer.logits.shape[1]))
 
 
-def _feeds(tokens: np.ndarray, length: int, read: np.ndarray, past: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the inputs of a call that requests the logits of all `tokens`, after `length` cached ones."""
-    rows, new = tokens.shape
-    step = StepInputs(rows, new, tokens.size)
-    step.fill(tokens, np.array([length], np.int64), np.arange(tokens.size))
-    return {**step.feeds, HIDDEN_STATES: read, **past}
-
-
-def _judged(name: str, graph: Graph, calls: Sequence[DraftCall], threads: int) -> MeasuredVariant:
+def _judged(
+    name: str, graph: Graph, rows: Sequence[DraftRow], caches: Sequence[LayerShape], threads: int
+) -> MeasuredVariant:
     """Compare `graph` with PyTorch: the error of log-probabilities and hidden states, and the share of equal tokens."""
-    infer, error, agreeing = infer_with(graph, threads), 0.0, []
-    for call in calls:
-        answer = infer(call.feeds)
-        logits, expected = torch.from_numpy(answer["logits"].copy()), torch.from_numpy(call.logits)
-        apart = (logits.log_softmax(-1) - expected.log_softmax(-1)).abs().max()
-        scale = max(1.0, float(np.abs(call.hidden_states).max()))
-        states = float(np.abs(answer[NEXT_HIDDEN_STATES] - call.hidden_states).max()) / scale
-        error = max(error, float(apart), states)
-        agreeing.append(float((logits.argmax(-1) == expected.argmax(-1)).float().mean()))
+    executor, error, agreeing = _opened(graph, rows, caches, threads), 0.0, []
+    for row in rows:
+        expected, scale = row.answer, max(1.0, float(np.abs(row.answer.hidden_states).max()))
+        for answer, places in row.answers(executor):
+            logits = (torch.from_numpy(values).log_softmax(-1) for values in (answer.logits, expected.logits[places]))
+            states = float(np.abs(answer.hidden_states - expected.hidden_states[:, places]).max()) / scale
+            error = max(error, float(torch.sub(*logits).abs().max()), states)
+            agreeing.append(float((answer.tokens == expected.tokens[places]).mean()))
     return MeasuredVariant(name, graph.size, {}, error, float(np.mean(agreeing)), min(agreeing))

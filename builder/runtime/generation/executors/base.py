@@ -115,6 +115,18 @@ class ScoredCandidates(TokenCandidates):
         return ScoredCandidates(self.tokens[rows], self.logits[rows], self.totals[rows])
 
 
+class DraftAnswer(NamedTuple):
+    """Answer of a draft after each requested token.
+
+    `logits`: (positions, the draft's tokens) float32; `tokens`: the most probable token of each by the target's ids,
+    (positions,) int64; `hidden_states`: what the draft reads with that token, (1, positions, size) float32.
+    """
+
+    logits: np.ndarray
+    tokens: np.ndarray
+    hidden_states: np.ndarray
+
+
 class Executor(ABC):
     """Runs tokens of some slots, and copies a slot. Each executor decides where keys and values are stored.
 
@@ -127,8 +139,8 @@ class Executor(ABC):
     `has_states`: True if a slot keeps states besides keys and values: those after all of its tokens, and no earlier
     ones.
     `lora`: the adapters of the slots; None: the graph takes none.
-    `reads_hidden_states`: True for a draft that reads the hidden states of the model that it drafts for: `draft_token`
-    is implemented.
+    `reads_hidden_states`: True for a draft that reads the hidden states of the model that it drafts for: `draft` is
+    implemented.
     """
 
     blocks: "BlockManager | None" = None
@@ -177,15 +189,22 @@ class Executor(ABC):
         """Return what a draft reads of the tokens that `slot` caches at `start` to `end`, (1, tokens, size) float32."""
         raise NotImplementedError(f"{type(self).__name__} keeps no hidden states")
 
+    def draft(self, part: "CallPart", hidden_states: np.ndarray) -> DraftAnswer:
+        """Append the one row of `part` like `run`; the answer is valid until the next call.
+
+        `hidden_states`, (1, tokens, size) float32: those at the token before each. Requires `reads_hidden_states`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} reads no hidden states")
+
     def draft_token(
         self, slot: int, tokens: "Sequence[int]", start: int, hidden_states: np.ndarray
     ) -> "tuple[int, np.ndarray]":
         """Append `tokens` to `slot`, which holds `start`; return the most probable next token and its hidden states.
 
-        `hidden_states`, (1, tokens, size) float32: those at the token before each. Those returned, (1, 1, size), are at
-        the last token, and valid until the next call. Requires `reads_hidden_states`.
+        See `draft`. The hidden states that are returned, (1, 1, size), are at the last token.
         """
-        raise NotImplementedError(f"{type(self).__name__} reads no hidden states")
+        answer = self.draft(CallPart(slot, np.array([tokens], np.int64), np.array([start], np.int64)), hidden_states)
+        return int(answer.tokens[0]), answer.hidden_states
 
     def encoder_cache(self, token_budget: int) -> "EncoderCache | None":
         """Return the cache of an encoder-decoder's sources, which encodes `token_budget` tokens a call; else None."""

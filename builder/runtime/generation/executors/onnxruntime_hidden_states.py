@@ -6,7 +6,6 @@ with that token. Knows nothing about requests.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,33 +13,30 @@ import numpy as np
 
 from ...contract import GenerationServing
 from ...sessions import onnxruntime, open_session
-from .base import HIDDEN_STATES, NEXT_HIDDEN_STATES, NEXT_TOKENS, CallPart, Geometry, StepInputs
+from .base import HIDDEN_STATES, NEXT_HIDDEN_STATES, NEXT_TOKENS, CallPart, DraftAnswer, Geometry, StepInputs
 from .onnxruntime import InPlace
 
 
 def open_executor(folder: Path, serving: GenerationServing, geometry: Geometry) -> "HiddenStatesDraft":
     """Open the graph in `folder` that serving.json names."""
     assert serving.model is not None
-    return HiddenStatesDraft(geometry, open_session(folder / serving.model, serving.session), serving.hidden_size)
+    return HiddenStatesDraft(geometry, open_session(folder / serving.model, serving.session))
 
 
 class HiddenStatesDraft(InPlace):
-    """Slots of a draft; `size`: the numbers that it reads of a token beside its id."""
+    """Slots of a draft; `size`: the numbers that it reads of a token beside its id; `known`: its tokens."""
 
     reads_hidden_states = True
 
-    def __init__(self, geometry: Geometry, session: onnxruntime.InferenceSession, size: int) -> None:
+    def __init__(self, geometry: Geometry, session: onnxruntime.InferenceSession) -> None:
         super().__init__(geometry, session)
-        self.size = size
-        self.read = np.zeros((1, 0, size), np.float32)  # the hidden states of the call that runs
+        shapes = {value.name: value.shape for value in (*session.get_inputs(), *session.get_outputs())}
+        self.size, self.known = shapes[HIDDEN_STATES][-1], shapes["logits"][-1]
+        self.read = np.zeros((1, 0, self.size), np.float32)  # the hidden states of the call that runs
 
-    def draft_token(
-        self, slot: int, tokens: "Sequence[int]", start: int, hidden_states: np.ndarray
-    ) -> "tuple[int, np.ndarray]":
+    def draft(self, part: CallPart, hidden_states: np.ndarray) -> DraftAnswer:
         self.read = hidden_states
-        part = CallPart(slot, np.array([tokens], np.int64), np.array([start], np.int64))
-        token, following = self._answer(part, self._bind_next)
-        return int(token[0]), following
+        return self._answer(CallPart(*part), self._bind_next)  # a replayed call passes a tuple
 
     def _begin(self, part: CallPart, step: StepInputs) -> None:
         step.feeds[HIDDEN_STATES][:] = self.read
@@ -51,8 +47,9 @@ class HiddenStatesDraft(InPlace):
         binding.bind_input(HIDDEN_STATES, "cpu", 0, np.float32, read.shape, read.ctypes.data)
         return step, binding
 
-    def _bind_next(self, binding: Any, num_logits: int) -> "tuple[np.ndarray, np.ndarray]":
-        token, following = np.zeros(num_logits, np.int64), np.zeros((num_logits, self.size), np.float32)
-        for name, array in ((NEXT_TOKENS, token), (NEXT_HIDDEN_STATES, following)):
+    def _bind_next(self, binding: Any, num_logits: int) -> DraftAnswer:
+        logits, tokens = np.zeros((num_logits, self.known), np.float32), np.zeros(num_logits, np.int64)
+        following = np.zeros((num_logits, self.size), np.float32)
+        for name, array in (("logits", logits), (NEXT_TOKENS, tokens), (NEXT_HIDDEN_STATES, following)):
             binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-        return token, following[None]
+        return DraftAnswer(logits, tokens, following[None])

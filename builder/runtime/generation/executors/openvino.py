@@ -19,7 +19,7 @@ import numpy as np
 from ...contract import GenerationServing, Session
 from ...open_vino import ConversionExtension, openvino
 from ...openvino_experts import expert_extensions
-from .base import Geometry
+from .base import HIDDEN_STATES, Geometry
 from .openvino_graph import BLOCK, DOMAIN, TABLES
 from .paged import OPERATOR, Paged, PagedRows
 
@@ -44,15 +44,30 @@ class OpenVinoExecutor(Paged):
         self.inputs = Inputs(self.request, names)
         super().__init__(geometry, BLOCK)
         self.caches = _allocate(compiled, self.request, self.blocks.num_blocks)
+        sizes = [value.get_partial_shape()[2] for value in compiled.outputs if HIDDEN_STATES in value.get_names()]
+        size = sum(size.get_length() for size in sizes)
+        self.kept = np.zeros((self.blocks.num_blocks, BLOCK, size), np.float32)  # for a draft, beside the caches
 
     def _infer(self, rows: PagedRows) -> np.ndarray:
         self.inputs.fill(feeds_of(rows))
-        (logits,) = self.request.infer(share_outputs=True).values()  # otherwise logits are copied once more
+        logits, *hidden = self.request.infer(share_outputs=True).values()  # otherwise logits are copied once more
+        for states in hidden:
+            for begin, past, new, table in zip(rows.begins, rows.past, rows.new, rows.tables):
+                self.kept[_places(table, past, past + new)] = states[0, begin : begin + new]
         return np.asarray(logits)
 
+    def hidden_states(self, slot: int, start: int, end: int) -> np.ndarray:
+        return self.kept[_places(self.blocks.block_tables[slot], start, end)][None]
+
     def _copy_block(self, source: int, target: int) -> None:
-        for cache in self.caches:
+        for cache in (*self.caches, self.kept):
             cache[target] = cache[source]
+
+
+def _places(table: "Sequence[int]", start: int, end: int) -> "tuple[np.ndarray, np.ndarray]":
+    """Return the block, and the place in it, of each position from `start` to before `end`."""
+    positions = np.arange(start, end)
+    return np.array(table)[positions // BLOCK], positions % BLOCK
 
 
 class Inputs:
