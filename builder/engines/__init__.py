@@ -22,7 +22,7 @@ from builder.common.distribution import installing
 from builder.common.engines import ENGINES, EngineFacts
 from builder.common.errors import BuilderError
 from builder.common.machine import available_memory
-from builder.common.memory import BYTES_PER_VALUE, cache_bytes
+from builder.common.memory import BYTES_PER_VALUE, cache_bytes, state_bytes
 from builder.runtime.contract import CacheType, LayerShape, OpenVinoSession, Session
 from builder.runtime.fields import Field
 
@@ -119,6 +119,10 @@ class GraphEngine(Engine, ABC):
     def block_bytes(self, layers: Sequence[LayerShape], cache: CacheType) -> int:
         """Return the bytes of a block in all layers."""
         return cache_bytes(layers, 1, self.block_tokens(layers), BYTES_PER_VALUE[cache])
+
+    def state_bytes(self, layers: Sequence[LayerShape]) -> int:
+        """Return the bytes of the states of one slot."""
+        return state_bytes(layers)
 
     def refused_loop(self, model: Path) -> str | None:
         """Return why the engine of the emitted requirements does not open the graph of a decode loop; None if it does.

@@ -66,8 +66,8 @@ class DecodingEngine(ABC):
     def refuse(self) -> None:
         """Raise SpecError for an option that the engine does not have; the message names an alternative."""
 
-    def refuse_states(self) -> None:
-        """Raise SpecError unless the engine keeps states beside keys and values, as these options run it."""
+    def refuse_states(self, layers: Sequence[LayerShape]) -> None:
+        """Raise SpecError unless the engine keeps the states of `layers`, as these options run it."""
         able = [name for name in decoding_engines() if _decoding(name).keeps_states]
         raise SpecError(
             "its layers keep a state beside keys and values, for which this engine has no memory; what has it, in "

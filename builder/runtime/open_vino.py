@@ -8,4 +8,7 @@ import sys
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # makes its import fail
 
 import openvino as openvino  # noqa: E402
+from openvino._offline_transformations import (  # noqa: E402
+    paged_attention_transformation as paged_attention_transformation,
+)
 from openvino.frontend.onnx import ConversionExtension as ConversionExtension  # noqa: E402

@@ -5,32 +5,39 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from transformers import PreTrainedModel
 
 from builder.building.pipeline import build
-from builder.building.verify.emitted import generate
-from builder.building.verify.generation import geometry_of, make_reference, measure
+from builder.building.verify.emitted import PromptedRequest, answer, generate
+from builder.building.verify.generation import generate_with, geometry_of, make_reference, measure
 from builder.building.verify.long_rows import ask_long_row, refuse_wrong_long_row
 from builder.common.errors import ExportError, SpecError
 from builder.engines import decoding, graph_engine
-from builder.engines.decoding import opened
+from builder.engines.decoding import engine_of, opened
 from builder.engines.openvino.lowering import page_attention
 from builder.engines.optimise.weights import quantise_weights
 from builder.graphs.export.decoder import DecoderExport, export_decoder
 from builder.graphs.onnx.graph import Graph
+from builder.graphs.onnx.operators import STATEFUL
 from builder.options import WeightOptions, make_spec
 from builder.repository.check import check
 from builder.repository.report.record import read_report
-from builder.runtime.contract import CacheType, load_generation
+from builder.runtime.contract import CacheType, LayerShape, load_generation
 from builder.runtime.fields import InputError
 from builder.runtime.generation.decode_loop import DecodeLoop
 from builder.runtime.generation.executors import openvino as executors_of_openvino
 from builder.runtime.generation.executors.openvino import OpenVinoExecutor
+from builder.runtime.generation.executors.openvino_graph import BLOCK
+from builder.runtime.generation.executors.paged import PAGED_STATES
+from builder.runtime.generation.options import RequestOptions
+from builder.runtime.generation.processors import Rules
 from builder.runtime.generation.scheduler import SchedulerLimits
 from builder.runtime.generation.service import Service
 from tests.decoders import DECODERS, SIZES, make_decoder, make_decoder_checkpoint
@@ -39,13 +46,12 @@ from tests.generation.test_cuda_executor import answers
 from tests.graphs.test_decoders import NEW_TOKENS, best_tokens, prompts
 from tests.tiny_encoders import VOCABULARY
 
-REFUSED = {"gemma2": "caps scores", "llama4_text": "in chunks"}
-# layers that keep a state, which a build refuses before it exports
-STATEFUL = (
-    "bamba", "falcon_h1", "granitemoehybrid", "inkling_text", "inkling2_text", "jamba", "lfm2", "lfm2_moe", "mamba2",
-    "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5_text", "qwen3_next", "qwen4_exp_text", "recurrent_gemma", "rwkv",
-    "xlstm", "zamba2", "zaya",
-)  # fmt: skip
+REFUSED = {"gemma2": "caps scores", "llama4_text": "in chunks", "jamba": "at its own rate"}
+REFUSED_TOO = {  # by the same code, or by the engine of a build before it exports
+    "inkling_text": "place of their query", "inkling2_text": "place of their query", "qwen4_exp_text": "64 bits",
+    "rwkv": "a Scan", "xlstm": "a Scan",
+}  # fmt: skip
+KEEPING = ("lfm2", "qwen3_next", "granitemoehybrid")  # convolutions, the gated delta rule, Mamba 2
 # fused QKV, windows, ALiBi, partial rotation, sinks, latents
 CHECKED = ("gpt2", "mistral", "bloom", "gpt_neox", "gpt_oss", "minicpm3")
 
@@ -62,13 +68,17 @@ def executor_of(exported: DecoderExport, graph: Graph, slots: int, cache: CacheT
 
 
 def check_text_against_transformers(model_type: str, folder: Path, **options: object) -> None:
-    exported, graph = paged(model_type, folder, **options)
+    check_text(make_decoder(model_type, **options), *paged(model_type, folder, **options))
+
+
+def check_text(model: PreTrainedModel, exported: DecoderExport, graph: Graph) -> None:
     executor = executor_of(exported, graph, 4)
     actual = generate(executor, prompts(), NEW_TOKENS)
-    model = make_decoder(model_type, **options)
     assert actual == [best_tokens(model, prompt, text) for prompt, text in zip(prompts(), actual, strict=True)]
-    assert graph.operators["PagedAttention"] == model.config.num_hidden_layers
-    assert "GroupQueryAttention" not in graph.operators
+    assert graph.operators["PagedAttention"] == exported.attentions
+    states = sum(len(layer.states) for layer in exported.caches)
+    assert sum(graph.operators[name] for name in PAGED_STATES) == states
+    assert not {"GroupQueryAttention", *STATEFUL} & set(graph.operators)
     refuse_wrong_long_row(ask_long_row(model, 128), executor)
 
 
@@ -82,9 +92,71 @@ def test_keys_larger_than_values_equal_transformers(tmp_path: Path) -> None:
 
 
 @pytest.mark.every_architecture
-@pytest.mark.parametrize("model_type", [name for name in DECODERS if name not in (*CHECKED, *REFUSED, *STATEFUL)])
+@pytest.mark.parametrize(
+    "model_type", [name for name in DECODERS if name not in (*CHECKED, *KEEPING, *REFUSED, *REFUSED_TOO)]
+)
 def test_greedy_text_equals_transformers_in_every_architecture(model_type: str, tmp_path: Path) -> None:
     check_text_against_transformers(model_type, tmp_path)
+
+
+@pytest.fixture(scope="module", params=KEEPING)
+def keeping(request: pytest.FixtureRequest, module_folder: Callable[[str], Path]) -> tuple[str, DecoderExport, Graph]:
+    """Export a decoder whose layers keep states, by its type."""
+    return request.param, *paged(request.param, module_folder(request.param))
+
+
+def test_text_of_layers_with_states_equals_transformers(keeping: tuple[str, DecoderExport, Graph]) -> None:
+    model_type, exported, graph = keeping
+    check_text(make_decoder(model_type), exported, graph)
+
+
+def test_states_follow_their_sequences(keeping: tuple[str, DecoderExport, Graph]) -> None:
+    """They are cleared for a new text, copied with a slot, and stay as they are while other rows advance."""
+    _, exported, graph = keeping
+    executor, prompt = executor_of(exported, graph, 3), [int(token) for token in prompts()[-1]]
+    executor.run(0, np.array([[9, 8, 7]]), np.array([0]))
+    first = executor.run(0, np.array([prompt]), np.array([0]))[0].copy()
+    executor.copy(0, 2, len(prompt))
+    executor.run(1, np.array([[5, 6]]), np.array([0]))
+    next_one = executor.run(0, np.array([[7]]), np.array([len(prompt)]))[0].copy()
+    after = executor.run(2, np.array([[7]]), np.array([len(prompt)]))[0].copy()
+    np.testing.assert_allclose(after, next_one, atol=1e-5)
+    np.testing.assert_allclose(executor.run(1, np.array([prompt]), np.array([0]))[0], first, atol=1e-5)
+    assert executor.has_states
+    assert not executor.can_speculate, "a rejected token cannot be taken out of a state"
+    held = sum(states.nbytes for states in executor.states)
+    assert held == 3 * graph_engine("openvino").state_bytes(exported.caches)
+
+
+def test_beams_copy_states_with_their_blocks(keeping: tuple[str, DecoderExport, Graph]) -> None:
+    model_type, exported, graph = keeping
+    prompt, rules = prompts()[-1], Rules(RequestOptions(temperature=0.0, num_beams=3), max_tokens=12)
+    ((best,),) = answer(executor_of(exported, graph, 3), [PromptedRequest(tuple(prompt), rules)])
+    settings = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "num_beams": 3}
+    expected = generate_with(make_decoder(model_type), prompt, **settings)[0, len(prompt) :]
+    assert list(best.tokens) == expected.tolist()
+
+
+def test_preempted_sequences_compute_their_states_anew(keeping: tuple[str, DecoderExport, Graph]) -> None:
+    """Three texts of three blocks each over five blocks; then a prompt that continues a whole text reuses its state."""
+    _, exported, graph = keeping
+    geometry = replace(geometry_of(exported.caches, 3, 128, VOCABULARY), blocks=5)
+    loop = DecodeLoop(opened(graph, 1)(geometry), SchedulerLimits(100, 16))
+    beginnings = [np.random.default_rng(seed).integers(5, VOCABULARY, 30).tolist() for seed in range(3)]
+    requests = [Asked(prompt, 40) for prompt in beginnings]
+    for one in requests:
+        loop.submit(one.sequences)
+    loop.run_until_idle()
+    assert loop.stats.preemptions
+    alone = generate(executor_of(exported, graph, 1), [*beginnings, [*beginnings[0], *requests[0].tokens, 7]], 40)
+    assert [one.tokens for one in requests] == alone[:3]
+    loop = DecodeLoop(executor_of(exported, graph, 2), SchedulerLimits(100, 16))
+    for prompt in (beginnings[0], [*beginnings[0], *requests[0].tokens, 7]):
+        asked = Asked(prompt, 40)
+        loop.submit(asked.sequences)
+        loop.run_until_idle()
+    assert loop.stats.reused_tokens == 30 + 39
+    assert asked.tokens == alone[3]
 
 
 def test_decode_loop_of_openvino_pins_no_threads(tmp_path: Path) -> None:
@@ -154,6 +226,28 @@ def test_executor_is_freed_before_its_graph_is_compiled_again(tmp_path: Path, mo
 def test_page_attention_refuses_unsupported_attention_by_name(model_type: str, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=REFUSED[model_type]):
         paged(model_type, tmp_path)
+
+
+@pytest.mark.every_architecture
+@pytest.mark.parametrize("model_type", REFUSED_TOO)
+def test_page_attention_refuses_every_unsupported_layer_by_name(model_type: str, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=REFUSED_TOO[model_type]):
+        paged(model_type, tmp_path)
+
+
+def test_openvino_plans_states_beside_blocks_and_refuses_models_without_keys() -> None:
+    layers = [LayerShape(0, 0, [[2, 32], [4, 8, 8]]), LayerShape(2, 8)]
+    spec = make_spec(model="model", engine="openvino", slots=4)
+    engine, states = engine_of(spec), 4 * 4 * (3 * 32 + 4 * 8 * 8)
+    memory, without = (engine.plan_memory(shapes, 0, 128) for shapes in (layers, layers[1:]))
+    assert memory.cache - without.cache == states
+    assert engine.blocks(layers, memory) == engine.blocks(layers[1:], without) == 4 * 128 // BLOCK
+    engine.refuse_states(layers)
+    with pytest.raises(SpecError, match="keeps keys and values"):
+        engine.refuse_states(layers[:1])
+    small = engine_of(make_spec(model="model", engine="openvino", slots=4, cache_gb=states / 1e9))
+    with pytest.raises(SpecError, match="states of 4 slots take"):
+        small.plan_memory(layers, 0, 128)
 
 
 @pytest.mark.parametrize("precision", ["int8", "int8-weights", "int4-weights"])

@@ -186,7 +186,7 @@ def test_attention_tile_lies_in_one_block() -> None:
     assert block_tokens([(8, 256), (8, 64)]) == 256
 
 
-ROWS = PagedRows([0, 1, 2], [0, 1, 20], [1, 2], [1, 1], [0, 20], [2, 1], [[4], [2, 7]])
+ROWS = PagedRows([0, 1, 2], [0, 1, 20], [1, 2], [1, 1], [0, 20], [2, 1], [[4], [2, 7]], [0, 1])
 
 
 def test_paged_feeds_locate_each_row() -> None:

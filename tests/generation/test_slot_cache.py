@@ -60,6 +60,16 @@ def test_slot_cache_with_states_reuses_whole_slots_alone() -> None:
     assert cache.allocate([1, 2, 3, 4]).reused == 3
 
 
+def test_slot_cache_with_states_counts_blocks_of_whole_slots_alone() -> None:
+    blocks = BlockManager(slots=2, num_blocks=4, block_size=4)
+    cache = SlotCache(2, 16, Copies(), blocks=blocks, has_states=True)
+    running = cache.allocate(list(range(8)))
+    blocks.prepare_write(PendingWrite(running.slot, 0, 8))
+    hold(cache, running.slot, list(range(8)))
+    assert not cache.can_allocate([0, 1, 2, 3, 9, 9], 1), "it shares no block with the running text"
+    assert cache.can_allocate(list(range(9)), 1), "it continues the text"
+
+
 def test_slot_cache_with_states_forgets_a_full_slot_in_a_step_of_others() -> None:
     cache = SlotCache(1, 3, Copies(), has_states=True)
     hold(cache, 0, [1, 2, 3])

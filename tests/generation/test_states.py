@@ -166,9 +166,10 @@ def built(folder: Path, **options: object) -> Path:
     return folder / "out" / "m" / "1"
 
 
-def test_conversation_reuses_its_state_and_no_other_prompt_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+def test_conversation_reuses_its_state_and_no_other_prompt_does(engine: str, tmp_path: Path) -> None:
     """A prompt that continues what a slot has reuses all of it; one that shares only its beginning reuses nothing."""
-    version = built(tmp_path)
+    version = built(tmp_path, engine=engine)
     service = Service(version)
     assert load_generation(version).arena.layers[0].states
 
@@ -193,8 +194,10 @@ def test_conversation_reuses_its_state_and_no_other_prompt_does(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"engine": "openvino"}, "for which this engine has no memory.* on the CPU: --engine onnxruntime$"),
-        ({"target": "cuda", "engine": None, "precision": "fp16"}, "for which this engine has no memory"),
+        (
+            {"target": "cuda", "engine": None, "precision": "fp16"},
+            "for which this engine has no memory.* on the CPU: --engine onnxruntime, --engine openvino$",
+        ),
         ({"executor": "bls"}, "leave --executor bls out"),
         ({"draft": "checkpoint"}, "lfm2 keep a state, which a rejected guess cannot be taken out of"),
         ({"triton": "24.10"}, "CausalConvWithState with the channels last"),
@@ -208,11 +211,12 @@ def test_build_refuses_what_has_no_memory_for_states(options: dict[str, object],
     assert not (tmp_path / "out").exists()
 
 
-def test_plan_counts_states_once_for_each_slot(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+def test_plan_counts_states_once_for_each_slot(engine: str, tmp_path: Path) -> None:
     layers = [LayerShape(0, 0, [[2, 32], [4, 8, 8]]), LayerShape(2, 8)]
     assert state_bytes(layers) == 4 * (2 * 32 + 4 * 8 * 8)
     assert cache_bytes(layers, 3, 10) == cache_bytes(layers[1:], 3, 10)
     checkpoint = make_decoder_checkpoint(tmp_path / "checkpoint", "lfm2")
     load = {"requests_per_s": 1, "tokens": 8, "answer_tokens": 8}
-    (planned,), _ = plan([make_spec(model=str(checkpoint), output=tmp_path, load=load, engine="onnxruntime")])
+    (planned,), _ = plan([make_spec(model=str(checkpoint), output=tmp_path, load=load, engine=engine)])
     assert any("of states" in line.formula for line in planned.lines)

@@ -44,10 +44,11 @@ from builder.repository.verdict import ParityBound
 from builder.runtime.contract import Arena, GenerationServing, LayerShape, Session
 from builder.runtime.fields import Field
 from builder.runtime.generation.executors.paged import OPERATOR as PAGED_ATTENTION
+from builder.runtime.generation.executors.paged import PAGED_STATES
 
 AUTO = ("int8", "int8-weights", "int4-weights")
 PRECISIONS = ("fp32", *AUTO, "auto")
-OPERATORS = (*FUSED, PAGED_ATTENTION)
+OPERATORS = (*FUSED, PAGED_ATTENTION, *PAGED_STATES)
 
 
 def precisions(precision: str, triton: str, in_process: bool) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ CACHE_TYPES: Mapping[str, CacheType] = {"fp32": "float32", "fp16": "float16", "i
 
 class OpenVinoDecoding(DecodingEngine):
     paged: ClassVar[bool] = True
+    keeps_states: ClassVar[bool] = True
 
     @property
     def attention(self) -> str:
@@ -35,18 +36,33 @@ class OpenVinoDecoding(DecodingEngine):
         if self.spec.executor == "bls":
             raise SpecError("--executor bls is not for decoders with --engine openvino, which run in process")
 
+    def refuse_states(self, layers: Sequence[LayerShape]) -> None:
+        if not any(layer.heads for layer in layers):
+            raise SpecError(
+                "none of its layers keeps keys and values, of which the blocks of OpenVINO's cache consist; use "
+                "--engine onnxruntime"
+            )
+
     def plan_memory(self, layers: Sequence[LayerShape], weights: int, length: int) -> ReservedMemory:
-        """Plan whole blocks, as many as fit into --cache-gb, or as --slots full texts need in half of the memory."""
+        """Plan the states of --slots sequences, and whole blocks.
+
+        These are as many as fit into the rest of --cache-gb, or as --slots full texts need in half of the memory.
+        """
         usable, requested = self.spec.usable_memory, self.spec.cache_gb
-        block = graph_engine(BACKEND).block_bytes(layers, self.cache_type)
-        full = self.spec.slots * -(-length // BLOCK) * block
+        block, states = graph_engine(BACKEND).block_bytes(layers, self.cache_type), self._states(layers)
+        full = self.spec.slots * -(-length // BLOCK) * block + states
         size = min(full, usable / 2) if requested is None else requested * 1e9
-        blocks = blocks_that_fit(size, block, length, BLOCK)
+        if states and size <= states:
+            raise SpecError(
+                f"the states of {self.spec.slots} slots take {states / 1e9:.3g} GB of a cache of {size / 1e9:.3g} GB: "
+                "raise --cache-gb, or lower --slots"
+            )
+        blocks = blocks_that_fit(size - states, block, length, BLOCK)
         if size > usable:
             raise SpecError(
                 f"the cache takes {size / 1e9:.1f} GB and {usable / 1e9:.1f} GB may be used; lower --cache-gb, {ADVICE}"
             )
-        return ReservedMemory(blocks * block, weights)
+        return ReservedMemory(blocks * block + states, weights)
 
     def fuse(self, exported: Graph, folder: Path) -> Graph:
         """Return the graph over a paged cache; OpenVINO has fusions of its own."""
@@ -57,7 +73,11 @@ class OpenVinoDecoding(DecodingEngine):
         return CACHE_TYPES[self.spec.cache]
 
     def blocks(self, layers: Sequence[LayerShape], memory: ReservedMemory) -> int:
-        return memory.cache // graph_engine(BACKEND).block_bytes(layers, self.cache_type)
+        block = graph_engine(BACKEND).block_bytes(layers, self.cache_type)
+        return (memory.cache - self._states(layers)) // block
+
+    def _states(self, layers: Sequence[LayerShape]) -> int:
+        return self.spec.slots * graph_engine(BACKEND).state_bytes(layers)
 
     def cached_tokens(self, layers: Sequence[LayerShape], memory: ReservedMemory, length: int) -> int:
         return self.blocks(layers, memory) * BLOCK

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from builder.common.memory import BYTES_PER_VALUE
 from builder.common.releases import RELEASES
 from builder.engines import GraphEngine, Infer, Shapes, openvino
 from builder.engines.placement import on_cpu
@@ -68,6 +69,11 @@ class OpenVino(GraphEngine):
             return super().block_bytes(layers, cache)
         # A token's key and value have a scale and a zero each.
         return sum(2 * BLOCK * shape.heads * (shape.size + 8) for shape in layers)
+
+    def state_bytes(self, layers: Sequence[LayerShape]) -> int:
+        """Return the bytes of the states of one slot: a convolution keeps a token besides those before it."""
+        convolutions = [shape for layer in layers for shape in layer.states if len(shape) == 2]
+        return super().state_bytes(layers) + sum(channels for _, channels in convolutions) * BYTES_PER_VALUE["float32"]
 
     def refused_loop(self, model: Path) -> str | None:
         from builder.runtime.generation.executors.openvino import compile_paged  # loads OpenVINO

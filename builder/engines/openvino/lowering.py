@@ -13,7 +13,8 @@ Inputs, for the tokens of all rows of a call one after the other:
   block_indices                the blocks of each row, one row after the other, int32
   block_indices_begins         (rows + 1,) int32, where each row's blocks begin
   max_context_len              () int32, the most tokens of any row after this call
-Of a draft also hidden_states (1, tokens, size), which it reads.
+Of a draft also hidden_states (1, tokens, size), which it reads. Where layers keep states, also the inputs that
+builder/engines/openvino/states.py names.
 Outputs: logits (positions, vocabulary), and those of the exported graph beside its present.
 
 Knows graphs; knows nothing about models.
@@ -21,7 +22,7 @@ Knows graphs; knows nothing about models.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,14 +32,16 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from builder.common.errors import ExportError
-from builder.graphs.onnx.cleanup import drop_unused
+from builder.engines.openvino.states import page_state, table_name
+from builder.graphs.onnx.cleanup import drop_unused, known_shapes
 from builder.graphs.onnx.graph import Graph, load_graph, save_graph
 from builder.graphs.onnx.nodes import add_constant, attributes_of, replace_nodes
-from builder.graphs.onnx.operators import CACHED_ATTENTION, CACHED_BIAS, CACHED_SINKS
+from builder.graphs.onnx.operators import CACHED_ATTENTION, CACHED_BIAS, CACHED_SINKS, STATEFUL
 from builder.graphs.onnx.paging import count_one_row, refuse_leftovers
 from builder.runtime.generation.executors.base import HIDDEN_STATES
-from builder.runtime.generation.executors.openvino_graph import DOMAIN, TABLES
+from builder.runtime.generation.executors.openvino_graph import DOMAIN, STATE_TABLES, TABLES
 from builder.runtime.generation.executors.paged import OPERATOR
+from builder.runtime.generation.executors.states import APPENDED_ROWS
 
 ENGINE = "openvino"
 ADVICE = "use --engine onnxruntime"
@@ -51,10 +54,11 @@ def page_attention(graph: Graph, folder: Path) -> Graph:
     model = load_graph(graph.path)
     slopes = _slopes(model)
     past = {value.name: value for value in model.graph.input if value.name.startswith("past_")}
-    renamed = {}
+    shapes, renamed = known_shapes(model.graph), {}
+    tables: dict[str, Sequence[int]] = {}  # of states: the shapes of rows, by name
     for name in past:
-        _, kind, layer = name.split("_")
-        renamed[name] = f"{kind}_cache.{layer}"
+        _, kind, layer, *_ = name.split("_")
+        renamed[name] = table_name(name) if kind == "state" else f"{kind}_cache.{layer}"
     nodes: list[onnx.NodeProto] = []
     written: dict[str, list[str]] = {}  # by present keys: keys, values and cache of the layer
     for node in model.graph.node:
@@ -66,6 +70,10 @@ def page_attention(graph: Graph, folder: Path) -> Graph:
             if len(node.output) > 1:
                 written[node.output[1]] = node.input[1:5]
             _make_paged(node, renamed, slopes, size)
+        elif node.op_type in STATEFUL:
+            tables.update(page_state(node, shapes, ADVICE))
+        elif node.op_type == "BitwiseXor":
+            raise ExportError(f"it computes hashes of tokens in 64 bits, of which OpenVINO keeps 32; {ADVICE}")
         elif node.op_type == "Shape" and node.input[0] in renamed:
             count_one_row(node, ADVICE)
         elif node.op_type == "RotaryEmbedding" and any(a.name == ROTATED for a in node.attribute):
@@ -73,7 +81,8 @@ def page_attention(graph: Graph, folder: Path) -> Graph:
             continue
         nodes.append(node)
     replace_nodes(model.graph, nodes)
-    _declare(model.graph, renamed)
+    add_constant(model.graph, APPENDED_ROWS, np.ones(1, np.bool_))  # all tokens are one row
+    _declare(model.graph, renamed, tables)
     drop_unused(model.graph)
     refuse_leftovers(model.graph, ADVICE)
     model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
@@ -186,8 +195,8 @@ def _inputs_of(model: onnx.ModelProto, name: str) -> set[str]:
     return seen
 
 
-def _declare(graph: onnx.GraphProto, renamed: dict[str, str]) -> None:
-    """Declare the graph's inputs and outputs, as the module says above."""
+def _declare(graph: onnx.GraphProto, renamed: dict[str, str], tables: dict[str, Sequence[int]]) -> None:
+    """Declare the graph's inputs and outputs, as the module says above. `tables`: the shapes of states, by name."""
     declared = {value.name: value for value in graph.input}
     outputs = [value for value in graph.output if not value.name.startswith("present_")]
     del graph.output[:]
@@ -198,7 +207,8 @@ def _declare(graph: onnx.GraphProto, renamed: dict[str, str]) -> None:
             graph.input.append(helper.make_tensor_value_info(name, onnx.TensorProto.INT64, [1, "tokens"]))
     graph.input.extend(declared[name] for name in ("logits_positions", HIDDEN_STATES) if name in declared)
     for name in renamed.values():
-        graph.input.append(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [None] * 4))
-    for name, rank in TABLES.items():
+        shape = (None, *tables[name]) if name in tables else [None] * 4
+        graph.input.append(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape))
+    for name, rank in (TABLES | STATE_TABLES).items():
         graph.input.append(helper.make_tensor_value_info(name, onnx.TensorProto.INT32, [None] * rank))
     del graph.value_info[:]  # of (batch, sequence)

@@ -83,9 +83,7 @@ class SlotCache:
         needed.
         """
         limit = len(prompt) - 1 if reusable is None else min(reusable, len(prompt) - 1)
-        common = [min(length, limit) for length in self._common_lengths(prompt, key)]
-        if self.has_states:
-            common = [length if length == len(tokens) else 0 for length, tokens in zip(common, self.tokens)]
+        common = self._common_lengths(prompt, key, limit)
         slot = self._allocate_nearest(common)
         source = slot if common[slot] == max(common) else common.index(max(common))
         reused = common[source]
@@ -107,7 +105,7 @@ class SlotCache:
         if self.blocks is None or not any(self.allocated):
             return True
         slots = self.allocated_slots
-        lengths = self._common_lengths(prompt, key)
+        lengths = self._common_lengths(prompt, key, len(prompt) - 1)
         common = max(lengths[slot] for slot in slots)
         needed = self.blocks.count_for(len(prompt) + 1) - common // self.blocks.block_size + width - 1 + len(slots)
         return self.blocks.count_used(slots) + needed <= self.blocks.num_blocks
@@ -127,10 +125,15 @@ class SlotCache:
             self._truncate(min(cached, key=self.last_used.__getitem__), ())
         return True
 
-    def _common_lengths(self, prompt: Sequence[int], key: str) -> list[int]:
-        """Return how many tokens of `prompt` each slot has, computed by the weights `key`."""
+    def _common_lengths(self, prompt: Sequence[int], key: str, limit: int) -> list[int]:
+        """Return how many of the first `limit` tokens of `prompt` each slot can give, computed by the weights `key`."""
         own = [self.reuse and slot_key == key for slot_key in self.keys]
-        return [common_length(prompt, tokens) if usable else 0 for usable, tokens in zip(own, self.tokens)]
+        common = [
+            min(common_length(prompt, tokens), limit) if usable else 0 for usable, tokens in zip(own, self.tokens)
+        ]
+        if self.has_states:
+            common = [length if length == len(tokens) else 0 for length, tokens in zip(common, self.tokens)]
+        return common
 
     def _truncate(self, slot: int, tokens: Sequence[int]) -> None:
         """Truncate `slot` to `tokens`, its prefix."""

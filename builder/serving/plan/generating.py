@@ -228,6 +228,8 @@ def _shared_cache(
     engine = graph_engine(needs.engine)
     block, size = engine.block_bytes(needs.layers, needs.cache), engine.block_tokens(needs.layers)
     average, longest = (-(-tokens // size) for tokens in (load.tokens + load.answer_tokens, length))
-    blocks = slots * average + longest
+    blocks, states = slots * average + longest, engine.state_bytes(needs.layers)
     formula = f"{slots} x {average} blocks + {longest} of the longest text, {size} tokens each, x {megabytes(block)}"
-    return blocks * block, [PlanLine("cache", formula, megabytes(blocks * block))]
+    formula += f" + {slots} x {megabytes(states)} of states" if states else ""
+    cache = blocks * block + slots * states
+    return cache, [PlanLine("cache", formula, megabytes(cache))]

@@ -65,7 +65,7 @@ def _on_one(
     engine.refuse_adapters()
     layers, weights = cache_shapes(checkpoint.model), weights_bytes(checkpoint.model)
     if any(layer.states for layer in layers):
-        engine.refuse_states()
+        engine.refuse_states(layers)
     engine = engine.sized(layers, weights, checkpoint.max_length, checkpoint.config)
     spec = engine.spec
     refuse_search(spec, checkpoint)

@@ -73,7 +73,8 @@ def _cache(served: GenerationServing) -> int:
     a_token = sum(2 * layer.heads * layer.size for layer in arena.layers) * BYTES_PER_VALUE[arena.dtype]
     if arena.blocks is None:
         return (a_token * arena.length + state_bytes(arena.layers)) * arena.slots
-    return a_token * arena.blocks * session_engine(served.session).block_tokens(arena.layers)
+    engine = session_engine(served.session)
+    return a_token * arena.blocks * engine.block_tokens(arena.layers) + engine.state_bytes(arena.layers) * arena.slots
 
 
 @rule(

@@ -20,10 +20,14 @@ from ...contract import GenerationServing, Session
 from ...open_vino import ConversionExtension, openvino
 from ...openvino_experts import expert_extensions
 from .base import HIDDEN_STATES, Geometry
-from .openvino_graph import BLOCK, DOMAIN, TABLES
+from .openvino_graph import BLOCK, DOMAIN, STATE_TABLE, TABLES
+from .openvino_states import state_extensions
 from .paged import OPERATOR, Paged, PagedRows
 
 ops = openvino.opset13
+
+# Tokens after which a state would be copied to another row of its table: more than any text has.
+NO_INTERVAL = 2**30
 
 
 def open_executor(folder: Path, serving: GenerationServing, geometry: Geometry) -> "OpenVinoExecutor":
@@ -35,21 +39,31 @@ def open_executor(folder: Path, serving: GenerationServing, geometry: Geometry) 
 class OpenVinoExecutor(Paged):
     """Graph whose attention is PagedAttention; `session.entries` are properties of OpenVINO's CPU plugin."""
 
-    can_speculate = True
-
     def __init__(self, model: Path, geometry: Geometry, session: Session) -> None:
         compiled = compile_paged(model, session)
         self.request = compiled.create_infer_request()
         names = {name for value in compiled.inputs for name in value.get_names()}
         self.inputs = Inputs(self.request, names)
         super().__init__(geometry, BLOCK)
-        self.caches = _allocate(compiled, self.request, self.blocks.num_blocks)
+        self.caches = _allocate(compiled, self.request, "_cache.", self.blocks.num_blocks)
+        self.states = _allocate(compiled, self.request, STATE_TABLE, geometry.slots)
+        self.has_states = bool(self.states)
+        self.can_speculate = not self.has_states  # a rejected token cannot be taken out of a state
         sizes = [value.get_partial_shape()[2] for value in compiled.outputs if HIDDEN_STATES in value.get_names()]
         size = sum(size.get_length() for size in sizes)
         self.kept = np.zeros((self.blocks.num_blocks, BLOCK, size), np.float32)  # for a draft, beside the caches
 
+    def copy(self, source: int, target: int, length: int, start: int = 0) -> None:
+        super().copy(source, target, length, start)
+        for states in self.states:
+            states[target] = states[source]
+
     def _infer(self, rows: PagedRows) -> np.ndarray:
-        self.inputs.fill(feeds_of(rows))
+        feeds = feeds_of(rows)
+        if self.has_states:
+            feeds.update(state_feeds_of(rows))
+            self._clear_states(rows)
+        self.inputs.fill(feeds)
         logits, *hidden = self.request.infer(share_outputs=True).values()  # otherwise logits are copied once more
         for states in hidden:
             for begin, past, new, table in zip(rows.begins, rows.past, rows.new, rows.tables):
@@ -58,6 +72,13 @@ class OpenVinoExecutor(Paged):
 
     def hidden_states(self, slot: int, start: int, end: int) -> np.ndarray:
         return self.kept[_places(self.blocks.block_tables[slot], start, end)][None]
+
+    def _clear_states(self, rows: PagedRows) -> None:
+        """Clear the states of rows that start empty."""
+        empty = [slot for slot, past in zip(rows.slots, rows.past) if not past]
+        if empty:
+            for states in self.states:
+                states[empty] = 0
 
     def _copy_block(self, source: int, target: int) -> None:
         for cache in (*self.caches, self.kept):
@@ -106,19 +127,29 @@ def feeds_of(rows: PagedRows) -> "dict[str, np.ndarray]":
     }
 
 
-def _allocate(compiled: Any, request: Any, blocks: int) -> "Sequence[np.ndarray]":
-    """Allocate the caches of all layers, set them as inputs of `request`, and return them as arrays (blocks, ...)."""
+def state_feeds_of(rows: PagedRows) -> "dict[str, np.ndarray]":
+    """Return the inputs that let each row read its state in the row of its slot, and write it there."""
+    count = len(rows.slots)
+    return {
+        "state_slots": np.array(rows.slots, np.int32).repeat(2),
+        "state_slots_begins": np.arange(0, 2 * count + 1, 2, dtype=np.int32),
+        "state_interval": np.full(count, NO_INTERVAL, np.int32),
+    }
+
+
+def _allocate(compiled: Any, request: Any, named: str, rows: int) -> "Sequence[np.ndarray]":
+    """Allocate the inputs with `named` in their names, set them in `request`, and return them as arrays (rows, ...)."""
     arrays = []
     for value in compiled.inputs:
-        name = next((name for name in value.get_names() if "_cache." in name), None)
+        name = next((name for name in value.get_names() if named in name), None)
         if name is not None:
             sizes = [size.get_length() for size in list(value.get_partial_shape())[1:]]
-            if sizes[1] != BLOCK:
+            if name.startswith(("key", "value")) and sizes[1] != BLOCK:
                 raise RuntimeError(
                     f"this OpenVINO, {openvino.__version__}, has blocks of {sizes[1]} tokens, and the model is for "
                     f"{BLOCK}: install the version that build-repo's requirements.txt pins"
                 )
-            tensor = openvino.Tensor(value.get_element_type(), openvino.Shape([blocks, *sizes]))
+            tensor = openvino.Tensor(value.get_element_type(), openvino.Shape([rows, *sizes]))
             tensor.data[...] = 0
             request.set_tensor(name, tensor)
             arrays.append(tensor.data)
@@ -128,7 +159,7 @@ def _allocate(compiled: Any, request: Any, blocks: int) -> "Sequence[np.ndarray]
 def compile_paged(model: Path, session: Session) -> openvino.CompiledModel:
     """Open `model` with the threads and properties of `session`."""
     core = openvino.Core()
-    core.add_extension([ConversionExtension(OPERATOR, DOMAIN, _translate), *expert_extensions()])
+    core.add_extension([ConversionExtension(OPERATOR, DOMAIN, _translate), *state_extensions(), *expert_extensions()])
     read = core.read_model(str(model))
     for parameter in read.get_parameters():
         if "_cache." in parameter.get_friendly_name():  # the plugin determines its type and layout

@@ -12,3 +12,8 @@ TABLES = {
     "block_indices_begins": 1,
     "max_context_len": 0,
 }
+# Inputs of a graph whose layers keep states, in tables with a row for each slot. Operators over these tables take
+# `STATE_INPUTS`, in this order.
+STATE_TABLE = "state_table."  # what the names of tables begin with
+STATE_TABLES = {"state_slots": 1, "state_slots_begins": 1, "state_interval": 1}
+STATE_INPUTS = ("subsequence_begins", "state_slots", "state_slots_begins", "past_lens", "state_interval")

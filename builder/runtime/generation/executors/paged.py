@@ -16,7 +16,9 @@ import numpy as np
 from ..block_manager import BlockManager, PendingWrite
 from .base import CallPart, Executor, Geometry
 
-OPERATOR = "PagedAttention"  # name of attention over blocks in a graph's file, for every engine
+# Names of operators in a graph's file, for every engine: attention over blocks, and layers over the states of slots.
+OPERATOR = "PagedAttention"
+CONVOLUTION, GATED_DELTA, GATED = PAGED_STATES = "PagedCausalConv1D", "PagedGatedDeltaNet", "PagedSelectiveSSM"
 
 
 def blocks_of(geometry: Geometry, block: int) -> int:
@@ -30,7 +32,7 @@ class PagedRows:
 
     For each token: `tokens` and `positions`. `logits_positions`: indices of the tokens after which logits are needed;
     `counts`: how many of these each part of the call has. For each row: `past`, tokens in the cache before the call,
-    `new`, tokens of the call, and `tables`, the blocks of both.
+    `new`, tokens of the call, `tables`, the blocks of both, and `slots`.
     """
 
     tokens: "Sequence[int]"
@@ -40,6 +42,7 @@ class PagedRows:
     past: "Sequence[int]"
     new: "Sequence[int]"
     tables: "Sequence[Sequence[int]]"
+    slots: "Sequence[int]"
 
     @property
     def begins(self) -> "list[int]":
@@ -92,7 +95,7 @@ class Paged(Executor):
         ids: "list[int]" = []
         positions: "list[int]" = []
         logits_positions: "list[int]" = []
-        counts, past, new, tables = [], [], [], []
+        counts, past, new, tables, slots = [], [], [], [], []
         for part in parts:
             size, tokens, lengths = part.tokens.shape[1], part.tokens.tolist(), part.lengths.tolist()
             answered = part.logits_indices.tolist()
@@ -104,9 +107,10 @@ class Paged(Executor):
                 past.append(lengths[row])
                 new.append(size)
                 tables.append(self._table(part.first + row, lengths[row], size))
+                slots.append(part.first + row)
             logits_positions += [begins[place // size] + place % size for place in answered]
             counts.append(len(answered))
-        return PagedRows(ids, positions, logits_positions, counts, past, new, tables)
+        return PagedRows(ids, positions, logits_positions, counts, past, new, tables, slots)
 
     def _table(self, slot: int, length: int, new: int) -> "list[int]":
         """Return the blocks of `slot` for `new` more tokens, copied if others share them."""
