@@ -79,7 +79,7 @@ def remove_abandoned(parent: Path) -> None:
 @contextmanager
 def _locked(folder: Path) -> Iterator[bool]:
     """Lock `folder` for the block, as far as this process lives; yield True if the lock was taken."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)  # to open a pipe would wait for its writer
     is_locked = False
     try:
         with suppress(OSError):  # another process has locked it, or it is on NFS, which locks no folder

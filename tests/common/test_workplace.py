@@ -209,6 +209,16 @@ def test_build_folder_removes_the_copied_folder_of_a_killed_build(
             assert not left.exists()
 
 
+def test_build_folder_opens_no_pipe_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: every build and server waited for a writer of a pipe with the name of an abandoned folder."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    pipe = tmp_path / f"{PREFIX}pipe"
+    os.mkfifo(pipe)
+    os.utime(pipe, (0, 0))
+    with build_folder() as folder:
+        assert folder.is_dir()
+
+
 def test_build_reports_a_full_disk(
     checkpoint: Callable[[str], Path],
     tmp_path: Path,
