@@ -220,13 +220,15 @@ def _limits(options: argparse.Namespace) -> str:
             raise SpecError("--limits shares what --requests-per-minute and --tokens-per-minute say; give one of them")
         return ""
     try:
-        from valkey.asyncio.connection import parse_url
+        from valkey.asyncio import ConnectionPool
     except ModuleNotFoundError as error:
         raise SpecError(f"--limits needs valkey: {installing('limits')}") from error
     try:
-        parse_url(url)
-    except ValueError as error:
-        raise SpecError(f"--limits is not the address of a Valkey, such as valkey://HOST:6379: {error}") from error
+        ConnectionPool.from_url(url).make_connection()  # with the options in it; connects to nothing
+    except (TypeError, ValueError):
+        raise SpecError(
+            "--limits is not the address of a Valkey, such as valkey://HOST:6379; percent-encode a password in it"
+        ) from None  # these errors may have a part of the password
     return str(url)
 
 

@@ -209,11 +209,15 @@ def _shared_count(port: int) -> int:
     [
         (["--limits", "valkey://h:1"], "--requests-per-minute"),
         (["--limits", "h:1", "--requests-per-minute", "1"], "valkey://HOST:6379"),
+        (["--limits", "valkey://:secret/1@h:1", "--requests-per-minute", "1"], "valkey://HOST:6379"),
+        (["--limits", "valkey://h:1?secret=1", "--requests-per-minute", "1"], "valkey://HOST:6379"),
     ],
 )
 def test_gateway_command_refuses_other_limits(options: list[str], says: str) -> None:
-    with pytest.raises(SpecError, match=says):
+    """Regression: an error had part of a password, and an unknown option failed each request."""
+    with pytest.raises(SpecError, match=says) as refused:
         command.run(command.parser().parse_args(options))
+    assert "secret" not in str(refused.value)
 
 
 def test_limits_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
