@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import typing
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ from builder.options.models_file import POD, EntryLocation, nearest, read_models
 from builder.options.pod import PodOptions
 
 SHOWN = 5  # errors of a models.yaml
+VERSION = re.compile(r":\d+$")  # of the address of a model in a registry
 
 
 @dataclass(frozen=True)
@@ -87,12 +89,13 @@ def _refuse_equal_names(entries: Sequence[Entry]) -> None:
 
 
 def _refuse_equal_registries(entries: Sequence[Entry]) -> None:
-    outputs = Counter(entry.spec.store for entry in entries if entry.spec.store and is_registry(entry.spec.store))
-    for entry in entries:
-        if outputs[entry.spec.store or ""] > 1:
+    repositories = [VERSION.sub("", entry.spec.store or "") for entry in entries]
+    counts = Counter(filter(is_registry, repositories))
+    for entry, repository in zip(entries, repositories, strict=True):
+        if counts[repository] > 1:
             raise SpecError(
-                f"{entry.origin}: {entry.spec.store} is the output of two models, and a repository of a registry is of "
-                "one: give each model its own `output`"
+                f"{entry.origin}: {repository} is the output of two models, and a repository of a registry is of one: "
+                "give each model its own `output`"
             )
 
 

@@ -332,9 +332,12 @@ def test_output_that_is_a_registry_is_no_folder(output: str | Path) -> None:
     assert make_spec(model="org/name", output=output).store == str(output).replace(":/g", "://g")
 
 
-def test_models_file_refuses_one_repository_for_two_models(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tag", ["", ":2"])
+def test_models_file_refuses_one_repository_for_two_models(tag: str, tmp_path: Path) -> None:
+    """Regression: with versions in their addresses, the second was refused when the first had been built."""
     (tmp_path / "models.yaml").write_text(
-        "defaults: {output: 'oci://ghcr.io/org/models'}\nmodels:\n- {model: org/a}\n- {model: org/b}\n"
+        "defaults: {output: 'oci://ghcr.io/org/models'}\nmodels:\n- {model: org/a}\n"
+        f"- {{model: org/b, output: 'oci://ghcr.io/org/models{tag}'}}\n"
     )
     with pytest.raises(SpecError, match=r"oci://ghcr.io/org/models is the output of two models, .*its own `output`"):
         load_specs(tmp_path / "models.yaml")
