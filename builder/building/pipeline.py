@@ -57,11 +57,11 @@ def build(spec: BuildSpec, stage: Stage = lambda name: nullcontext()) -> BuildRe
         refuse_unwritable(spec.output)
     with bounded_cache(), build_folder() as folder, panics_refused(spec.model):
         with stage("resolve"):
+            if store is not None and version in store.versions(spec.entry_name):
+                raise RepositoryError(f"{store.url} has a version {version} already: leave it out for the next one")
             key, since = build_key(spec), max(version_numbers(spec.output / spec.entry_name), default=0)
             checkpoint = locate(spec.source, weights=False) if spec.runs_checkpoint else resolve(spec)
             _refuse_another_model(store or spec.output, spec, checkpoint.source)
-            if store is not None and version in store.versions(spec.entry_name):
-                raise RepositoryError(f"{store.url} has a version {version} already: leave it out for the next one")
         refuse_card(spec, spec.runs)
         if isinstance(checkpoint, Checkpoint):
             outcome: Verified | Unverified = verified(spec, checkpoint, key, folder, stage)

@@ -301,8 +301,9 @@ def test_build_publishes_to_a_registry(
         assert "nothing to do: version 3 of topics is what this would build" in _printed(capsys)
         assert main(["pull", "topics", "--from", url, "--repository", str(target)]) == 0
         assert main(["check", str(target)]) == 0
-        assert main([*model, f"{url}:3", "--rebuild"]) == 1
-        assert f"{url} has a version 3 already" in _printed(capsys), "before anything is built"
+        absent = [str(tmp_path / "absent"), "--name", "topics", "--output", f"{url}:3", "--rebuild"]
+        assert main(absent) == 1, "before the checkpoint is read"
+        assert f"{url} has a version 3 already: leave it out" in _printed(capsys)
         assert main([str(checkpoint("topics")), "--name", "other", "--output", url]) == 1
         assert f"{url} has versions of topics; other needs a repository of its own" in _printed(capsys)
 
