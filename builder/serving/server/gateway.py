@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 import psutil
 
+from builder.common.addresses import join_port
 from builder.common.errors import ServeError
 from builder.serving.server.backoff import restart_backoff
 from builder.serving.server.process import describe_exit, die_with_parent
@@ -122,7 +123,8 @@ def _wait(process: Process, host: str, port: int) -> None:
             return
         time.sleep(0.05)
     raise ServeError(
-        f"the gateway does not listen on {host}:{port} after {START_TIMEOUT_S} s; what it wrote above may say why"
+        f"the gateway does not listen on {join_port(host, port)} after {START_TIMEOUT_S} s; what it wrote above may "
+        "say why"
     )
 
 
