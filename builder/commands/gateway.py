@@ -224,7 +224,8 @@ def _limits(options: argparse.Namespace) -> str:
     except ModuleNotFoundError as error:
         raise SpecError(f"--limits needs valkey: {installing('limits')}") from error
     try:
-        ConnectionPool.from_url(url).make_connection()  # with the options in it; connects to nothing
+        pool = ConnectionPool.from_url(url)
+        pool.connection_class(**pool.connection_kwargs)  # refuses options that it does not know; connects to nothing
     except (TypeError, ValueError):
         raise SpecError(
             "--limits is not the address of a Valkey, such as valkey://HOST:6379; percent-encode a password in it"
