@@ -16,6 +16,7 @@ import pytest
 
 from builder.clusters.ray.cluster import LOOPBACK, RAY_SETTINGS, RAY_TIMEOUTS
 from builder.serving.server.triton import free_ports
+from tests.valkey_server import HOST, valkey
 
 LEAN = {"RAY_prestart_worker_first_driver": "0", "RAY_enable_worker_prestart": "0"}  # start no processes in advance
 SLOW = {  # slow processes do not count as dead; a dead node is noticed soon
@@ -92,9 +93,11 @@ def _telling(patch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def ray_nodes() -> Iterator[Nodes]:
-    """Run a cluster of a head node without cores; `at_least` adds nodes."""
+    """Run a cluster of a head node without cores, whose state is in a Valkey; `at_least` adds nodes."""
+    port = free_ports().http
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # folder of sockets, whose paths have at most 107 characters
-    with pytest.MonkeyPatch.context() as patch:
+    with valkey(port), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_REDIS_ADDRESS", f"{HOST}:{port}")
         for name, value in {**RAY_SETTINGS, **RAY_TIMEOUTS, **LOOPBACK, **LEAN, **SLOW, "RAY_TMPDIR": folder}.items():
             patch.setenv(name, value)
         (Path(folder) / "ray").mkdir()

@@ -232,6 +232,21 @@ def test_ray_adds_a_replica_under_load_and_removes_it_after(site: Site) -> None:
     assert site.failures == []
 
 
+def test_killed_head_fails_no_request_and_can_be_started_again(site: Site) -> None:
+    head = site.whole().nodes.cluster.head_node
+    with site.asked(2, lambda: site.classify("topics")) as counts:
+        _wait_for(lambda: len(counts) > 10)
+        head.kill_gcs_server()
+        before = len(counts)
+        _wait_for(lambda: len(counts) > before + 50)
+        head.start_gcs_server()
+        _wait_for(lambda: site.replicas() == {"RUNNING": 2}, STATUS_S)
+        after = len(counts)
+        _wait_for(lambda: len(counts) > after + 50)
+    assert site.accepting() == 2
+    assert site.failures == []
+
+
 def _wait_for(condition: Callable[[], bool], interval_s: float = 0.05) -> None:
     end = time.monotonic() + WAIT_S
     while not condition():
