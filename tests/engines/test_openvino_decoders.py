@@ -245,6 +245,9 @@ def test_openvino_plans_states_beside_blocks_and_refuses_models_without_keys() -
     engine.refuse_states(layers)
     with pytest.raises(SpecError, match="keeps keys and values"):
         engine.refuse_states(layers[:1])
+    with pytest.raises(SpecError, match="at its own rate"):  # before the export; its heads have one number each
+        engine.refuse_states([*layers, LayerShape(0, 0, [[3, 64], [64, 16, 1]])])
+    engine.refuse_states([*layers, LayerShape(0, 0, [[3, 64], [64, 1, 1]])])  # RecurrentGemma: a key of one number
     small = engine_of(make_spec(model="model", engine="openvino", slots=4, cache_gb=states / 1e9))
     with pytest.raises(SpecError, match="states of 4 slots take"):
         small.plan_memory(layers, 0, 128)

@@ -42,6 +42,12 @@ class OpenVinoDecoding(DecodingEngine):
                 "none of its layers keeps keys and values, of which the blocks of OpenVINO's cache consist; use "
                 "--engine onnxruntime"
             )
+        shapes = [shape for layer in layers for shape in layer.states if len(shape) == 3]
+        if any(size == 1 < keys for _, keys, size in shapes):  # Mamba: each channel is a head of one number
+            raise SpecError(
+                "its layers are selective scans of Mamba, each number of whose keys decays at its own rate, which "
+                "OpenVINO's operators do not do; use --engine onnxruntime"
+            )
 
     def plan_memory(self, layers: Sequence[LayerShape], weights: int, length: int) -> ReservedMemory:
         """Plan the states of --slots sequences, and whole blocks.
