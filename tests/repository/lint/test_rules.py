@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +27,7 @@ from builder.repository.lint import lint, repository
 from builder.repository.lint.findings import Finding, Severity
 from builder.repository.lint.rule import all_rules
 from builder.repository.lint.rules import instances, memory, provenance
-from builder.runtime.contract import Arena, LayerShape, Session, dump
+from builder.runtime.contract import DRAFT, Arena, CacheType, LayerShape, Session, dump
 from tests.repository.lint.cases import CASES, ONNX, WHOLE, Case
 from tests.servings import decoder_serving
 
@@ -121,14 +122,23 @@ def test_lint_counts_the_weights_of_all_instances(tmp_path: Path, monkeypatch: p
     assert [finding.model for finding in _found(tmp_path, "TR451")] == ["m"]
 
 
-def test_lint_counts_the_blocks_that_slots_share_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    arena = Arena(slots=100, length=64, dtype="float32", layers=(LayerShape(2, 8),), blocks=3)
-    files = {
-        **CASES["whole"].files,
-        "1/serving.json": dump(decoder_serving(arena=arena, session=Session(engine="openvino"))),
-    }
+@pytest.mark.parametrize(
+    ("cache", "read", "of_token"),
+    [("float32", 0, 2 * 2 * 8 * 4), ("uint8", 0, 2 * 2 * (8 + 8)), ("float32", 16, 2 * 2 * 8 * 4 + 16 * 4)],
+)
+def test_lint_counts_the_blocks_that_slots_share_once(
+    cache: CacheType, read: int, of_token: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys and values of 2 heads, which a cache of bytes scales, and the hidden states that a draft reads."""
+    arena = Arena(slots=100, length=64, dtype=cache, layers=(LayerShape(2, 8),), blocks=3)
+    session = Session(engine="openvino")
+    files = {**CASES["whole"].files, "1/serving.json": dump(decoder_serving(arena=arena, session=session))}
+    if read:
+        none = replace(arena, blocks=0)
+        draft = decoder_serving(arena=none, session=session, hidden_size=read)
+        files[f"1/{DRAFT}/serving.json"] = dump(draft)
     _write(tmp_path / "m", WHOLE, files)
-    size = 3 * 32 * 2 * 2 * 8 * 4  # blocks, their tokens, keys and values, heads, numbers, bytes
+    size = 3 * 32 * of_token  # blocks, their tokens
     monkeypatch.setattr(memory, "total_memory", lambda: size)
     assert _found(tmp_path, "TR451") == []
     monkeypatch.setattr(memory, "total_memory", lambda: size - 1)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from builder.common.machine import total_memory
-from builder.common.memory import BYTES_PER_VALUE, state_bytes
+from builder.common.memory import BYTES_PER_VALUE, cache_bytes, state_bytes
 from builder.engines import onnxruntime, openvino, session_engine
 from builder.repository.lint.findings import Problem
 from builder.repository.lint.repository import ModelVersion, Repository
@@ -55,8 +55,11 @@ def _bytes(version: ModelVersion) -> int:
         return 0
     if version.serving is not None:
         graphs = sum(_size(folder / served.model) for folder, served in version.documents if served.model is not None)
-        caches = sum(_cache(served) for _, served in version.documents if isinstance(served, GenerationServing))
-        return model.instances * (graphs + caches)
+        generating = [served for _, served in version.documents if isinstance(served, GenerationServing)]
+        # A draft reads hidden states of each token that its target caches.
+        read = sum(served.hidden_size for served in generating) * BYTES_PER_VALUE["float32"]
+        states = sum(read * _cached_tokens(served) for served in generating if not served.hidden_size)
+        return model.instances * (graphs + sum(map(_cache, generating)) + states)
     if model.config.backend == openvino.BACKEND:
         return _size(version.graph)
     return model.instances * _size(version.graph) if model.config.backend == onnxruntime.BACKEND else 0
@@ -70,11 +73,19 @@ def _size(graph: Path) -> int:
 def _cache(served: GenerationServing) -> int:
     """Return the bytes of the keys, values and states of all slots, or of the blocks that they share."""
     arena = served.arena
-    a_token = sum(2 * layer.heads * layer.size for layer in arena.layers) * BYTES_PER_VALUE[arena.dtype]
     if arena.blocks is None:
-        return (a_token * arena.length + state_bytes(arena.layers)) * arena.slots
+        pairs = cache_bytes(arena.layers, arena.slots, arena.length, BYTES_PER_VALUE[arena.dtype])
+        return pairs + arena.slots * state_bytes(arena.layers)
     engine = session_engine(served.session)
-    return a_token * arena.blocks * engine.block_tokens(arena.layers) + engine.state_bytes(arena.layers) * arena.slots
+    return arena.blocks * engine.block_bytes(arena.layers, arena.dtype) + arena.slots * engine.state_bytes(arena.layers)
+
+
+def _cached_tokens(served: GenerationServing) -> int:
+    """Return how many tokens the cache has places for."""
+    arena = served.arena
+    if arena.blocks is None:
+        return arena.slots * arena.length
+    return arena.blocks * session_engine(served.session).block_tokens(arena.layers)
 
 
 @rule(
