@@ -1,4 +1,4 @@
-"""Tables of decoders beside the machine's limit: docs/generation-states.json and docs/step.json."""
+"""Tables of decoders beside the machine's limit: docs/generation-states*.json, a processor each, and docs/step.json."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from scripts.documentation.figures import FOLDER
 from scripts.documentation.markdown import table
 from scripts.documentation.retrieval import reason
 
-FILE = "generation-states.json"
+FILES = ("generation-states.json", "generation-states-long.json")
 LIMIT = "limit of the machine"
 STEP_FILE = "step.json"
 OPERATORS = 4  # the slowest of a step, by name
@@ -22,13 +22,17 @@ TITLES = {
 
 
 def states() -> str:
-    """Return a table of each model: tokens a second by clients and context, and the share of the limit."""
-    figures: dict[str, Any] = json.loads((FOLDER / FILE).read_text("utf-8"))
+    """Return a table of each model on each processor: tokens a second by clients and context, and the limit's share."""
+    return "\n\n".join(map(_states, FILES))
+
+
+def _states(file: str) -> str:
+    figures: dict[str, Any] = json.loads((FOLDER / file).read_text("utf-8"))
     contexts = sorted({int(at.partition("/")[2]) for sides in figures["models"].values() for at in sides[LIMIT]})
-    command = f"scripts/bench generation --contexts {','.join(map(str, contexts))} --output docs/{FILE}"
+    command = f"scripts/bench generation --contexts {','.join(map(str, contexts))} --output docs/{file}"
     parts = [
         f"Recorded by `{command}`, some cells at a time, on {figures['date']} on {figures['cores']} cores of an "
-        f"{figures['cpu']} ([figures](../{FILE})). Tokens a second while all clients are being answered; in brackets, "
+        f"{figures['cpu']} ([figures](../{file})). Tokens a second while all clients are being answered; in brackets, "
         "their share of the limit, tokens a second from the first request to the last token, and the median "
         "milliseconds to the first token.",
     ]
