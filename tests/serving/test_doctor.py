@@ -50,7 +50,9 @@ def test_doctor_stops_for_a_requirement_that_is_not_met(monkeypatch: pytest.Monk
 
 
 def test_extra_whose_requirement_is_not_met_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert software.find_extras().found == "azure, evaluate, gateway, gcs, limits, openvino, ray, s3, sign, stores, tune"
+    assert (
+        software.find_extras().found == "azure, evaluate, gateway, gcs, limits, openvino, ray, s3, sign, stores, tune"
+    )
     monkeypatch.setattr(software, "version", lambda name: "0.1" if name == "gcsfs" else version(name))
     assert "azure, evaluate, gateway, limits, openvino, ray, s3, sign, tune; not installed: gcs, stores" in (
         software.find_extras().found
