@@ -88,7 +88,7 @@ class Recorder:
 
     def _recording(self, name: str, method: Any) -> Any:
         def call(*arguments: Any) -> Any:
-            # The process that repeats the calls knows no class of the builder.
+            # The process that repeats the calls knows no class of the builder: replay.py makes it of its own.
             plain = (tuple(value) if isinstance(value, CallPart) else value for value in arguments)
             self.calls.append((name, copy.deepcopy(tuple(plain))))
             answer = method(*arguments)

@@ -23,9 +23,12 @@ def replay_graph(opener: Any, case: "dict[str, Any]") -> "list[Any]":
 def replay_loop(opener: Any, case: "dict[str, Any]") -> "list[Any]":
     """Repeat calls of an emitted executor, in their order: a cache is filled and read again."""
     sys.path.append(case["builder"])
+    from runtime.generation.executors.base import CallPart  # type: ignore[import-not-found]
+
     executor = opener.open_executor(case)
     answers = []
-    for name, arguments in case["calls"]:
+    for name, recorded in case["calls"]:
+        arguments = (CallPart(*value) if isinstance(value, tuple) else value for value in recorded)
         answer = getattr(executor, name)(*arguments)
         answers.append(comparable(name, answer, executor.geometry.vocabulary))
     return answers

@@ -133,7 +133,7 @@ class InPlace(BoundExecutor):
         def likeliest(binding: Any, num_logits: int) -> ScoredCandidates:
             return bind_likeliest(binding, num_logits, count)
 
-        return self._answer(CallPart(*part), likeliest, best=count)  # a replayed call passes a tuple
+        return self._answer(part, likeliest, best=count)
 
     def copy(self, source: int, target: int, length: int, start: int = 0) -> None:
         copy_slot({**self.arena, **self.kept}, source, target, length, start)

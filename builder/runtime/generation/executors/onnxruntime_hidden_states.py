@@ -36,7 +36,7 @@ class HiddenStatesDraft(InPlace):
 
     def draft(self, part: CallPart, hidden_states: np.ndarray) -> DraftAnswer:
         self.read = hidden_states
-        return self._answer(CallPart(*part), self._bind_next)  # a replayed call passes a tuple
+        return self._answer(part, self._bind_next)
 
     def _begin(self, part: CallPart, step: StepInputs) -> None:
         step.feeds[HIDDEN_STATES][:] = self.read

@@ -105,7 +105,6 @@ class CrossAttending(InProcess, EncodingExecutor):
         return self._step(CallPart(first, tokens, lengths, logits_positions), 0).logits
 
     def likeliest(self, part: CallPart, count: int) -> ScoredCandidates:
-        part = CallPart(*part)  # a replayed call passes a tuple
         likeliest = self._step(part, min(count, self.geometry.vocabulary)).likeliest
         assert likeliest is not None, "as many as asked for"
         return likeliest

@@ -29,6 +29,6 @@ class HiddenStatesDraft(OpenVinoExecutor):
     def draft(self, part: CallPart, hidden_states: np.ndarray) -> DraftAnswer:
         # They may be the last call's output, which the request writes while it reads its inputs.
         read = np.array(hidden_states)
-        self.inputs.fill({**feeds_of(self._rows([CallPart(*part)])), HIDDEN_STATES: read})
+        self.inputs.fill({**feeds_of(self._rows([part])), HIDDEN_STATES: read})
         logits, tokens, following = map(np.asarray, self.request.infer(share_outputs=True).values())
         return DraftAnswer(logits, tokens, following[None])
