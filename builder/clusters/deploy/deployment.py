@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from builder.clusters.deploy.cards import refuse_crowded_cards
-from builder.common.addresses import is_address
+from builder.common.addresses import is_address, is_registry
 from builder.common.cards import CARDS, GpuModel
 from builder.common.errors import SpecError
 from builder.options import PodOptions
@@ -150,6 +150,11 @@ class Deployment:
     def runs_checkpoints(self) -> bool:
         """True if its engine runs checkpoints as they are, so that nothing that was emitted runs."""
         return self.container != PLAIN
+
+    @property
+    def login(self) -> str | None:
+        """Return the secret with the login of the registry that models are pulled from; None without one."""
+        return self.secrets.store if is_registry(self.repository) else None
 
     @property
     def downloads(self) -> bool:

@@ -15,7 +15,6 @@ from builder.clusters.deploy.deployment import Deployment
 from builder.clusters.deploy.image import build_command, image_tag
 from builder.clusters.deploy.placement import placement
 from builder.clusters.deploy.probes import live_probe, ready_probe
-from builder.common.addresses import is_registry
 from builder.common.distribution import own_version
 from builder.common.errors import SpecError
 from builder.common.telemetry import OFF
@@ -154,7 +153,7 @@ def pulls(deployment: Deployment) -> list[Document]:
         container["volumeMounts"].append({"name": "trusted", "mountPath": TRUSTED, "readOnly": True})
     if deployment.endpoint is not None:
         container["env"].append({"name": "AWS_ENDPOINT_URL", "value": deployment.endpoint})
-    if deployment.secrets.store is not None and is_registry(deployment.repository):
+    if deployment.login is not None:
         container["env"].append({"name": "DOCKER_CONFIG", "value": LOGIN})
         container["volumeMounts"].append({"name": "login", "mountPath": LOGIN, "readOnly": True})
     elif deployment.secrets.store is not None:
@@ -263,9 +262,9 @@ def volumes(deployment: Deployment) -> list[Document]:
     if deployment.pulled is not None:  # twice: where links are not possible, the pull copies
         limit = {"sizeLimit": 2 * deployment.pulled + PULL_MARGIN}
         entries = [{**entry, "emptyDir": limit} if entry["name"] == "models" else entry for entry in entries]
-    if deployment.secrets.store is not None and is_registry(deployment.repository):
+    if deployment.login is not None:
         items = [{"key": ".dockerconfigjson", "path": "config.json"}]  # of the type kubernetes.io/dockerconfigjson
-        entries.append({"name": "login", "secret": {"secretName": deployment.secrets.store, "items": items}})
+        entries.append({"name": "login", "secret": {"secretName": deployment.login, "items": items}})
     if deployment.trusted is not None:
         entries.append({"name": "trusted", "configMap": {"name": trusted_name(deployment)}})
     return entries

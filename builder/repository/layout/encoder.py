@@ -25,9 +25,10 @@ from builder.repository.config.entries import Config, RepositoryEntry, WarmUp
 from builder.repository.layout.emitted import encoder_files
 from builder.runtime.contract import FILE, Alike, Batching, EncoderServing, RequestLimits, dump
 from builder.runtime.encoder.call_inputs import sources
+from builder.runtime.encoder.task import CLASS_SCORES
 from builder.runtime.fields import Field
 
-CLASS_SCORES, LABELS = "class_scores", "labels.txt"  # an output, and a parameter of the task; the names of its classes
+LABELS = "labels.txt"  # the names of the classes of CLASS_SCORES
 
 
 def serving_document(

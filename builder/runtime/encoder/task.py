@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..lora import Adapter
 
 Outputs = Mapping[str, np.ndarray]
+CLASS_SCORES = "class_scores"  # an output of classifiers, and the parameter that asks for it
 
 
 @dataclass

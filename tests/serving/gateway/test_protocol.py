@@ -16,7 +16,7 @@ from uvicorn.server import ServerState
 from builder.serving.gateway import server
 from builder.serving.gateway.server import Protocol
 from builder.serving.server.triton import free_ports
-from tests.served.patience import comes_about
+from tests.served.patience import comes_about, listens
 
 WHOLE = b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 1\r\n\r\nx"
 GATEWAY = """
@@ -35,18 +35,13 @@ def test_gateway_drops_clients_that_send_no_request() -> None:
     command = [sys.executable, "-c", GATEWAY, "gateway", "--url", "127.0.0.1:1", "--port", str(port)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         try:
-            assert comes_about(lambda: _answers(port) or process.poll() is not None)
+            assert comes_about(lambda: listens(port) or process.poll() is not None)
             clients = [socket.create_connection(("127.0.0.1", port), 60) for _ in range(20)]
             assert [client.recv(1) for client in clients] == [b""] * len(clients)
             for client in clients:
                 client.close()
         finally:
             process.kill()
-
-
-def _answers(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 class Application:

@@ -28,9 +28,9 @@ class Task(task.Task):
     @staticmethod
     def outputs(parameters: Mapping[str, Any]) -> tuple[Field, ...]:
         best = (Field("label", "TYPE_STRING", (-1,)), Field("score", "TYPE_FP32", (-1,)))
-        if not parameters.get("class_scores"):
+        if not parameters.get(task.CLASS_SCORES):
             return best
-        return (*best, Field("class_scores", "TYPE_FP32", (len(parameters["labels"]),)))
+        return (*best, Field(task.CLASS_SCORES, "TYPE_FP32", (len(parameters["labels"]),)))
 
     def read(self, tensors: Tensors) -> task.EncodingJob:
         texts = one_each(tensors, "text_input")
@@ -56,4 +56,8 @@ class Task(task.Task):
             "label": as_bytes([[labels[i] for i in row] for row in best]),
             "score": np.take_along_axis(scores, best, axis=-1).astype(np.float32),
         }
-        return {**answer, "class_scores": scores.astype(np.float32)} if self.parameters.get("class_scores") else answer
+        return (
+            {**answer, task.CLASS_SCORES: scores.astype(np.float32)}
+            if self.parameters.get(task.CLASS_SCORES)
+            else answer
+        )
