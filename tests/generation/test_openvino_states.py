@@ -36,7 +36,7 @@ def decaying_layer(path: Path) -> Path:
 
 
 def test_decaying_state_is_exact_at_any_rate_even_none(tmp_path: Path) -> None:
-    """The operator multiplies values by a step by which they are divided before, and which a rate of 0 makes 0."""
+    """Divide values by the step that the operator multiplies them by: a rate of 0 makes it 0."""
     core, tokens, random = openvino.Core(), len(DECAYS), np.random.default_rng(0)
     core.add_extension(state_extensions())
     read = core.read_model(str(decaying_layer(tmp_path / "layer.onnx")))

@@ -1,8 +1,8 @@
 """Adapter of a decoder that sends one response and then blocks while a gate is closed; it records each request.
 
-It never asks Triton whether a client is gone: Triton 24.10 ends with boost's lock_exception, in about one of ten times,
-if the process is killed while it waits for that answer. Otherwise it is the emitted adapter, which is called emitted.py
-beside it. Its parameter `place` is a folder:
+It never asks Triton whether a client is gone: Triton 24.10 may end with boost's lock_exception if a process is killed
+while it waits for that answer (4 of 29 that asked all the time). Otherwise it is the emitted adapter, which is called
+emitted.py beside it. Its parameter `place` is a folder:
 place/closed: the gate is closed; place/taken: a line for each request.
 """
 

@@ -1,4 +1,4 @@
-"""The deploy command: the files that it reads and writes, and the options that it refuses."""
+"""Deploy by the command: the files that it reads and writes, and the options that it refuses."""
 
 from __future__ import annotations
 

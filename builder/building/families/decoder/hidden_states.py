@@ -44,7 +44,7 @@ ROWS = 6  # samples that are compared
 
 @dataclass(frozen=True)
 class DraftRow:
-    """What the draft reads of a sample, and PyTorch's answers after each token.
+    """Hold what the draft reads of a sample, and PyTorch's answers after each token.
 
     `tokens`: (tokens,); `read`: hidden states of the target, (1, tokens, size); `answer`: at all positions.
     """

@@ -56,7 +56,7 @@ class MemoryBuffer:
 
 @dataclass
 class Labels:
-    """What the real response says of the classes of its outputs, in their order."""
+    """Name the classes of outputs, in their order, as the real response does."""
 
     outputs: list[list[str]]
 
