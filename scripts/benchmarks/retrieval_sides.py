@@ -40,6 +40,7 @@ class PeerSide:
 LIBRARIES: dict[str, PeerSide] = {
     "sentence-transformers ONNX": PeerSide("retrieval_onnx", ("fp32", "int8"), converter="retrieval_onnx"),
     "sentence-transformers OpenVINO": PeerSide("retrieval_openvino", BITS, KINDS, "retrieval_openvino"),
+    "sentence-transformers OpenVINO dynamic": PeerSide("retrieval_openvino", ("int8",), KINDS, "retrieval_openvino"),
     REFERENCE: PeerSide("retrieval_openvino", ("fp32", "bf16"), KINDS),
     "FastEmbed": PeerSide("retrieval_fastembed", ("fp32", "int8"), converter="retrieval_onnx"),
     "openvino-genai": PeerSide("retrieval_genai", BITS, ("embed", "rerank"), "retrieval_openvino"),

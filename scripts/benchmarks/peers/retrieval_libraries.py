@@ -26,7 +26,6 @@ OPENVINO = {
     "int8": "openvino/openvino_model_int8.xml",
     "int8-weights": "openvino/openvino_model_int8_weights.xml",
 }
-# It has no files with 8-bit activations: by default OpenVINO quantises them itself as it runs, in groups of 32.
 GENAI = {"fp32": "genai-fp32", "bf16": "genai-fp32", "int8": "genai-int8-weights", "int8-weights": "genai-int8-weights"}
 
 
@@ -53,13 +52,30 @@ def convert_to_onnx(kind: str, folder: Path, precision: str) -> None:
 
 def sentence_transformers_openvino(kind: str, folder: Path, precision: str, threads: int) -> Answers:
     """Open sentence-transformers' OpenVINO backend on the files of `convert_to_openvino`."""
-    options = {"ov_config": _openvino_options(precision, threads), "file_name": OPENVINO[precision]}
+    options = {"ov_config": openvino_options(precision, threads), "file_name": OPENVINO[precision]}
     return _answers(kind, _open(kind, folder, "openvino", options))
 
 
-def _openvino_options(precision: str, threads: int) -> dict[str, Any]:
+def sentence_transformers_openvino_dynamic(kind: str, folder: Path, precision: str, threads: int) -> Answers:
+    """Open the same backend on 8-bit weights, with activations that OpenVINO rounds to 8 bits as it runs."""
+    options = {"ov_config": openvino_options(precision, threads), "file_name": OPENVINO["int8-weights"]}
+    return _answers(kind, _open(kind, folder, "openvino", options))
+
+
+def openvino_options(precision: str, threads: int) -> dict[str, Any]:
+    """Return OpenVINO's properties for a precision.
+
+    By default its CPU plugin rounds the activations of every product with 8-bit weights to 8 bits, in groups of 32.
+    In int8-weights they stay in fp32.
+    """
     multiplied = "bf16" if precision == "bf16" else "f32"
-    return {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": multiplied}
+    exact = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": 0} if precision == "int8-weights" else {}
+    return {
+        "INFERENCE_NUM_THREADS": threads,
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_PRECISION_HINT": multiplied,
+        **exact,
+    }
 
 
 def convert_to_openvino(kind: str, folder: Path, precision: str) -> None:
@@ -84,6 +100,11 @@ def convert_to_openvino(kind: str, folder: Path, precision: str) -> None:
         feeds = [{name: array for name, array in row.items() if name in names} for row in rows]
         reduced = nncf.quantize(graph, nncf.Dataset(feeds), model_type=nncf.ModelType.TRANSFORMER)
     openvino.save_model(reduced, str(folder / OPENVINO[precision]), compress_to_fp16=False)
+
+
+def convert_to_openvino_weights(kind: str, folder: Path, precision: str) -> None:
+    """Export with sentence-transformers, and quantise weights alone with NNCF."""
+    convert_to_openvino(kind, folder, "int8-weights")
 
 
 def _work(folder: Path) -> dict[str, Any]:
@@ -151,7 +172,7 @@ def openvino_genai(kind: str, folder: Path, precision: str, threads: int) -> Ans
     """Open openvino-genai's pipelines on a folder that `convert_for_genai` wrote."""
     import openvino_genai as genai
 
-    options = _openvino_options(precision, threads)
+    options = openvino_options(precision, threads)
     converted = str(folder / GENAI[precision])
     if kind == "rerank":
         config = genai.TextRerankPipeline.Config()
@@ -191,6 +212,7 @@ def convert_for_genai(kind: str, folder: Path, precision: str) -> None:
 LIBRARIES = {
     "sentence-transformers ONNX": sentence_transformers_onnx,
     "sentence-transformers OpenVINO": sentence_transformers_openvino,
+    "sentence-transformers OpenVINO dynamic": sentence_transformers_openvino_dynamic,
     "sentence-transformers PyTorch": sentence_transformers_torch,
     "FastEmbed": fastembed,
     "openvino-genai": openvino_genai,
@@ -200,6 +222,7 @@ LIBRARIES = {
 CONVERTERS = {
     "sentence-transformers ONNX": convert_to_onnx,
     "sentence-transformers OpenVINO": convert_to_openvino,
+    "sentence-transformers OpenVINO dynamic": convert_to_openvino_weights,
     "FastEmbed": convert_to_onnx,
     "openvino-genai": convert_for_genai,
 }
