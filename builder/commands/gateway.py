@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from builder.commands import DEFAULT_REPOSITORY, DEFAULT_URL, VERIFY_KEY_HELP, count, positive, screen, tcp_port
 from builder.common.addresses import is_address, join_port
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 KEYS_VARIABLE = "BUILD_REPO_GATEWAY_KEYS"
 ADMIN_KEY_VARIABLE = "BUILD_REPO_GATEWAY_ADMIN_KEY"
 LIMITS_VARIABLE = "BUILD_REPO_GATEWAY_LIMITS"
+DATABASE = re.compile(r"/?\d*")  # of a Valkey, in the path of its URL
 MEMORY_SHARE = 0.8  # of this machine's memory, for Triton and its models
 
 
@@ -226,9 +229,12 @@ def _limits(options: argparse.Namespace) -> str:
     try:
         pool = ConnectionPool.from_url(url)
         pool.connection_class(**pool.connection_kwargs)  # refuses options that it does not know; connects to nothing
+        if not ("path" in pool.connection_kwargs or DATABASE.fullmatch(urlsplit(url).path)):
+            raise ValueError("a database that is not a number, which valkey takes for 0")
     except (TypeError, ValueError):
         raise SpecError(
-            "--limits is not the address of a Valkey, such as valkey://HOST:6379; percent-encode a password in it"
+            "--limits is not the address of a Valkey, such as valkey://HOST:6379 or valkey://HOST:6379/DATABASE, "
+            "a number; percent-encode a password in it"
         ) from None  # these errors may have a part of the password
     return str(url)
 

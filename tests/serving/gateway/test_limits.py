@@ -191,10 +191,12 @@ def _shared_count(port: int) -> int:
         (["--limits", "h:1", "--requests-per-minute", "1"], "valkey://HOST:6379"),
         (["--limits", "valkey://:secret/1@h:1", "--requests-per-minute", "1"], "valkey://HOST:6379"),
         (["--limits", "valkey://h:1?secret=1", "--requests-per-minute", "1"], "valkey://HOST:6379"),
+        (["--limits", "valkey://h:1/secret", "--requests-per-minute", "1"], "DATABASE, a number"),
+        (["--limits", "valkey://h:1/1/2", "--requests-per-minute", "1"], "DATABASE, a number"),
     ],
 )
 def test_gateway_command_refuses_other_limits(options: list[str], says: str) -> None:
-    """Regression: an error had part of a password, and an unknown option failed each request."""
+    """Regression: an error had part of a password, an unknown option failed each request, a name was database 0."""
     with pytest.raises(SpecError, match=says) as refused:
         command.run(command.parser().parse_args(options))
     assert "secret" not in str(refused.value)

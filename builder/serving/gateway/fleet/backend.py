@@ -20,7 +20,7 @@ from builder.serving.gateway.fleet.members import FleetMembers
 from builder.serving.gateway.fleet.request_work import RequestWork, encoding_work, generation_work
 from builder.serving.gateway.fleet.retry_budget import RetryBudget
 from builder.serving.gateway.fleet.routing import by_prefix, least_loaded
-from builder.serving.gateway.fleet.slowness import SlownessMeter
+from builder.serving.gateway.fleet.slowness import MAX_RATIO, SlownessMeter
 from builder.serving.gateway.fleet.versions import holders_of
 from builder.serving.gateway.tensors import Outputs
 
@@ -185,6 +185,8 @@ class FleetBackend(Backend):
                     raise self._not_loaded(model, version) from None
             except ApiError as error:
                 self._record_failure(server, model, error)
+                if error.code == "queue_full" and meter is not None:
+                    meter.record(MAX_RATIO)  # others keep it busy, and none of its work is counted here
                 attempts.add(server, version, error)
                 if has_started or len(attempts.tried) >= attempts.limit or error.code not in self.retryable:
                     raise

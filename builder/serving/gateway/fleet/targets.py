@@ -16,7 +16,8 @@ from builder.common.files import write_atomically
 
 DNS_SCHEME = "dns:///"
 FILE_SCHEME = "file:///"
-ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\s/:,\[\]]+):(\d{1,5})")  # HOST:PORT; an IPv6 address is in brackets
+# HOST:PORT; an IPv6 address is in brackets, and may have a zone, such as fe80::1%eth0
+ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[^\s/:,\[\]%]+):(\d{1,5})")
 EXPECTED = "HOST:PORT, [IPV6]:PORT, dns:///NAME:PORT or file:///PATH"
 
 
@@ -96,10 +97,11 @@ def _parse(text: str) -> Target:
     if text.startswith(FILE_SCHEME) and text != FILE_SCHEME:
         return AddressFile(Path("/", text.removeprefix(FILE_SCHEME)))
     address = text.removeprefix(DNS_SCHEME)
-    if not _is_address(address):
+    is_name = address != text
+    if not _is_address(address) or (is_name and "%" in address):  # resolving an address loses its zone
         raise SpecError(f"--url names {text!r}, which is not the address of a server; expected {EXPECTED}")
     host, _, port = address.rpartition(":")
-    return DnsName(host.strip("[]"), int(port)) if text.startswith(DNS_SCHEME) else text
+    return DnsName(host.strip("[]"), int(port)) if is_name else text
 
 
 def _is_address(text: str) -> bool:

@@ -262,6 +262,18 @@ def test_only_failures_of_a_server_are_sent_to_another(error: ApiError, status: 
     run_fleet(scenario, FleetTriton(), FleetTriton())
 
 
+def test_full_server_does_not_attract_requests() -> None:
+    """Regression: it refused at once, so it had the least work of all, until the retries were used up."""
+
+    async def scenario(running: Fleet) -> None:
+        running.tritons[0].error = ApiError(429, "Exceeds maximum queue size")
+        statuses = Counter([(await embed(running)).status for _ in range(400)])
+        assert statuses == {200: 400}
+        assert len(running.tritons[0].requests) < 5
+
+    run_fleet(scenario, FleetTriton(), FleetTriton())
+
+
 def test_retries_stop_at_the_budget() -> None:
     async def scenario(running: Fleet) -> None:
         for triton in running.tritons:

@@ -15,10 +15,11 @@ from builder.serving.gateway.fleet.targets import AddressFile, DnsName, is_fleet
 
 
 def test_targets_are_addresses_and_names() -> None:
-    assert parse_targets("a:1, b:2,a:1,[::1]:8001,dns:///tritons.models:8001") == [
+    assert parse_targets("a:1, b:2,a:1,[::1]:8001,[fe80::1%eth0]:8001,dns:///tritons.models:8001") == [
         "a:1",
         "b:2",
         "[::1]:8001",
+        "[fe80::1%eth0]:8001",
         DnsName("tritons.models", 8001),
     ]
     assert not is_fleet("a:1")
@@ -27,7 +28,20 @@ def test_targets_are_addresses_and_names() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    ["a", "a:0", "a:65536", "http://a:1", "::1:8001", "", "dns:///a", "dns://8.8.8.8/a:1", "dns:///a..b:1", "file:///"],
+    [
+        "a",
+        "a:0",
+        "a:65536",
+        "http://a:1",
+        "::1:8001",
+        "[fe80::1%]:8001",
+        "",
+        "dns:///a",
+        "dns://8.8.8.8/a:1",
+        "dns:///a..b:1",
+        "dns:///[fe80::1%eth0]:1",
+        "file:///",
+    ],
 )
 def test_unusable_address_is_refused_by_name(wrong: str) -> None:
     with pytest.raises(SpecError, match="expected HOST:PORT") as refused:
