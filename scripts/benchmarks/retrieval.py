@@ -39,7 +39,7 @@ from scripts.benchmarks.retrieval_sides import PEERS, REFERENCE, TEXT_EMBEDDINGS
 from scripts.benchmarks.traffic import mixed_texts
 
 BYTES = {"fp32": 4, "bf16": 2, "int8": 1, "int8-weights": 1}  # of a weight, by precision
-MULTIPLIED = {"int8-weights": "fp32"}  # the precision that a product is computed in, where it is not the weights'
+MULTIPLIED = {"int8-weights": "int8"}  # every side rounds what 8-bit weights are multiplied by to 8 bits
 OURS: dict[str, tuple[str, dict[str, str]]] = {  # side: precision, options of the build
     "ours fp32": ("fp32", {}),
     "ours fp32 OpenVINO": ("fp32", {"engine": "openvino"}),

@@ -52,30 +52,20 @@ def convert_to_onnx(kind: str, folder: Path, precision: str) -> None:
 
 def sentence_transformers_openvino(kind: str, folder: Path, precision: str, threads: int) -> Answers:
     """Open sentence-transformers' OpenVINO backend on the files of `convert_to_openvino`."""
-    options = {"ov_config": openvino_options(precision, threads), "file_name": OPENVINO[precision]}
+    options = {"ov_config": _openvino_options(precision, threads), "file_name": OPENVINO[precision]}
     return _answers(kind, _open(kind, folder, "openvino", options))
 
 
 def sentence_transformers_openvino_dynamic(kind: str, folder: Path, precision: str, threads: int) -> Answers:
     """Open the same backend on 8-bit weights, with activations that OpenVINO rounds to 8 bits as it runs."""
-    options = {"ov_config": openvino_options(precision, threads), "file_name": OPENVINO["int8-weights"]}
+    options = {"ov_config": _openvino_options(precision, threads), "file_name": OPENVINO["int8-weights"]}
     return _answers(kind, _open(kind, folder, "openvino", options))
 
 
-def openvino_options(precision: str, threads: int) -> dict[str, Any]:
-    """Return OpenVINO's properties for a precision.
-
-    By default its CPU plugin rounds the activations of every product with 8-bit weights to 8 bits, in groups of 32.
-    In int8-weights they stay in fp32.
-    """
+def _openvino_options(precision: str, threads: int) -> dict[str, Any]:
+    """Return OpenVINO's properties; by default it rounds the inputs of products with 8-bit weights, in groups of 32."""
     multiplied = "bf16" if precision == "bf16" else "f32"
-    exact = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": 0} if precision == "int8-weights" else {}
-    return {
-        "INFERENCE_NUM_THREADS": threads,
-        "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_PRECISION_HINT": multiplied,
-        **exact,
-    }
+    return {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": multiplied}
 
 
 def convert_to_openvino(kind: str, folder: Path, precision: str) -> None:
@@ -172,7 +162,7 @@ def openvino_genai(kind: str, folder: Path, precision: str, threads: int) -> Ans
     """Open openvino-genai's pipelines on a folder that `convert_for_genai` wrote."""
     import openvino_genai as genai
 
-    options = openvino_options(precision, threads)
+    options = _openvino_options(precision, threads)
     converted = str(folder / GENAI[precision])
     if kind == "rerank":
         config = genai.TextRerankPipeline.Config()
