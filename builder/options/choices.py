@@ -47,7 +47,8 @@ class Choices(Options):
     )
     """Numeric precision. int8: weights and activations in 8 bits, with activation ranges computed at run time.
     int8-static, fp8: activation ranges measured on the samples. int8-weights, int4-weights: weights in blocks; on a CPU
-    products round what they multiply them by to 8 bits, in the same blocks. auto: measure several and serve the fastest that meets --quality or --budget."""
+    products round what they multiply them by to 8 bits, in the same blocks. auto: measure several and serve the
+    fastest that meets --quality or --budget."""
     engine: EngineName | None = Field(None, json_schema_extra={"flag": True})
     """Engine that runs the graph. auto: the faster of ONNX Runtime and OpenVINO, measured on this machine. vllm:
     nothing is exported; Triton's vLLM backend runs the checkpoint. Default: the first engine that supports the
