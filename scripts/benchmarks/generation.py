@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--work", default="mixed", choices=WORKS, help="how long prompts and answers are")
     parser.add_argument("--contexts", help="instead of --work: prompts of so many tokens, one request from each client")
     parser.add_argument("--concurrency", "--clients", default="1,4,8,16")
-    parser.add_argument("--rounds", type=int, default=1, help="of all sides; figures are medians over them")
+    parser.add_argument("--rounds", type=int, default=1, help="of all sides, for medians; 0 builds only")
     parser.add_argument("--requests", type=int, default=8, help="at least; more with more clients")
     parser.add_argument("--per-client", type=int, default=3)
     parser.add_argument("--ours", default=",".join(OURS), help="[openvino:]PRECISION[@BLOCK SIZE][/CACHE][+LAYERS]")
@@ -111,6 +111,8 @@ def _bench_model(
         title: built(checkpoint, folder if options.checkpoints else scratch / name, wanted)
         for title, wanted in map(partial(own_side, cells), filter(None, options.ours.split(",")))
     }
+    if not options.rounds:
+        return {}
     rounds: dict[str, list[dict[str, Any]]] = {}
     for _ in range(options.rounds):
         for title, repository in own.items():
