@@ -77,16 +77,16 @@ def _bge_m3(folder: Path) -> None:
     _embedder(folder, config, "pooling_mode_cls_token")
 
 
-def _qwen3() -> Any:
+def _qwen3(layers: int = 28) -> Any:
     return AutoConfig.for_model(
-        "qwen3", vocab_size=30522, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28,
+        "qwen3", vocab_size=30522, hidden_size=1024, intermediate_size=3072, num_hidden_layers=layers,
         num_attention_heads=16, num_key_value_heads=8, head_dim=128, max_position_embeddings=2048,
         tie_word_embeddings=True, bos_token_id=101, eos_token_id=102, pad_token_id=0,
     )  # fmt: skip
 
 
-def _qwen3_embedding(folder: Path) -> None:
-    _embedder(folder, _qwen3(), "pooling_mode_lasttoken", "left")
+def qwen3_embedding(folder: Path, layers: int = 28) -> None:
+    _embedder(folder, _qwen3(layers), "pooling_mode_lasttoken", "left")
 
 
 def _qwen3_reranker(folder: Path) -> None:
@@ -123,7 +123,7 @@ RETRIEVAL_MODELS: dict[str, RetrievalModel] = {
     "bert-base": RetrievalModel("embed", _bert_base, {"quality": 0.0}),
     "bge-m3": RetrievalModel("embed", _bge_m3, {"quality": 0.0}, "cls", seconds=8),
     "qwen3-embedding": RetrievalModel(
-        "embed", _qwen3_embedding, {"quality": 0.0, "max_length": 512}, "lasttoken", seconds=10
+        "embed", qwen3_embedding, {"quality": 0.0, "max_length": 512}, "lasttoken", seconds=10
     ),
     "qwen3-reranker": RetrievalModel(
         "rerank",
