@@ -20,6 +20,7 @@ from pathlib import Path
 from builder.common.errors import ServeError
 from builder.repository.config.arguments import RESPONSE_CACHE, RESTRICTED
 from builder.repository.liveness import put_liveness
+from builder.serving.server.stubs import REGION
 
 EMBEDDED = "24.10"  # release of the server, 2.51, in the nvidia-pytriton wheel
 GATEWAY_PREFIX = "BUILD_REPO_GATEWAY_"  # of the variables that have secrets of the gateway
@@ -64,7 +65,7 @@ def prepare_embedded(repository: Path, scratch: Path, beside: Path, liveness: bo
     for source in beside.glob("*/*"):
         if source.is_file():
             _copy(source, backends / source.parent.name / source.name)
-    region = f"build_repo_{uuid.uuid4().hex[:12]}_"
+    region = f"{REGION}{uuid.uuid4().hex[:12]}_"
     libraries = wheel.parent.parent / "nvidia_pytriton.libs"
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith(GATEWAY_PREFIX)},

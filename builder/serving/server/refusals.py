@@ -21,8 +21,8 @@ from builder.repository.config.render import parse
 from builder.repository.lint.repository import Repository
 from builder.repository.signatures import unsigned
 from builder.serving.server.embedded import EMBEDDED
+from builder.serving.server.stubs import SHARED_MEMORY
 
-SHARED_MEMORY = Path("/dev/shm")
 SHARED_MEMORY_NEEDED = 256 << 20
 KIND_GPU = model_config_pb2.ModelInstanceGroup.KIND_GPU
 

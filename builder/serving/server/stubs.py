@@ -6,12 +6,15 @@ file, MODEL/VERSION/FILE.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+SHARED_MEMORY = Path("/dev/shm")
 STUB = "triton_python_backend_stub"
+REGION = "build_repo_"  # prefix of the shared memory of an embedded Triton, which is the stub's second argument
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,25 @@ class Stubs:
         zombies = [stub for stub in self._stubs.values() if stub.is_zombie]
         self._times_seen_dead = {stub: self._times_seen_dead.get(stub, 0) + 1 for stub in zombies}
         return [stub for stub, times in self._times_seen_dead.items() if times == 2]
+
+
+def end_orphans() -> None:
+    """Kill the stubs of embedded Tritons that were killed, and remove their shared memory.
+
+    A stub ends by itself a moment after its server, unless it waits for a lock that the server had in their shared
+    memory (python_backend, pb_stub.cc, UpdateHealth).
+    """
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):  # it has ended, or is another user's
+            program, *arguments = process.cmdline() or [""]
+            if program.endswith(STUB) and arguments[1:] and arguments[1].startswith(REGION) and _is_orphan(process):
+                process.kill()
+                (SHARED_MEMORY / arguments[1]).unlink(missing_ok=True)
+
+
+def _is_orphan(stub: psutil.Process) -> bool:
+    parent = stub.parent()
+    return parent is None or parent.name() != "tritonserver" or parent.status() == psutil.STATUS_ZOMBIE
 
 
 def _stub(process: psutil.Process) -> Stub | None:

@@ -30,7 +30,8 @@ from builder.repository.liveness import NAME
 from builder.repository.transaction import recover
 from builder.serving.server.embedded import BACKENDS, EmbeddedCommand, prepare_embedded
 from builder.serving.server.process import READ_TIMEOUT_S, describe_exit, process_group
-from builder.serving.server.refusals import SHARED_MEMORY, refuse_host, refuse_repository, refuse_unsigned
+from builder.serving.server.refusals import refuse_host, refuse_repository, refuse_unsigned
+from builder.serving.server.stubs import SHARED_MEMORY, end_orphans
 
 IDLE_REPORTS = 4  # reports of a stopping server, one per second; a model's Python takes one or two to end
 START_TIMEOUT_S = 600.0  # includes loading the models; a server that ends meanwhile is noticed at once
@@ -198,7 +199,11 @@ def running(
 def _start(
     program: EmbeddedCommand, options: Sequence[str], echo: Callable[[str], None] | None
 ) -> Iterator[tuple[subprocess.Popen[str], list[str], threading.Thread]]:
-    """Run a tritonserver; yield its process, its output and the thread that reads it. End all its processes at exit."""
+    """Run a tritonserver; yield its process, its output and the thread that reads it. End all its processes at exit.
+
+    Also ends what killed servers left on this machine.
+    """
+    end_orphans()
     try:
         with process_group([*program.command, *options], program.environment, echo) as started:
             yield started
