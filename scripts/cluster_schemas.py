@@ -51,6 +51,12 @@ SOURCES = {
         "example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml",
         "v1",
     ),
+    "PrometheusRule": Source(
+        "prometheus-operator/prometheus-operator",
+        "v0.93.0",
+        "example/prometheus-operator-crd/monitoring.coreos.com_prometheusrules.yaml",
+        "v1",
+    ),
     "ScaledObject": Source("kedacore/keda", "v2.20.2", "config/crd/bases/keda.sh_scaledobjects.yaml", "v1alpha1"),
     "InferencePool": Source(
         "kubernetes-sigs/gateway-api-inference-extension",

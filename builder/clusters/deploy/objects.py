@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from urllib.parse import urlsplit
 
+from builder.clusters.deploy.alerts import alert_rules
 from builder.clusters.deploy.deployment import Deployment
 from builder.clusters.deploy.pod import (
     GATEWAY_PORT,
@@ -41,6 +42,7 @@ def objects(deployment: Deployment) -> dict[str, Document]:
         if deployment.secrets.keys is not None:  # a gateway with keys requires one: the secret has it as `metrics`
             gateway["authorization"] = {"credentials": {"name": deployment.secrets.keys, "key": "metrics"}}
         documents["pod-monitor"] = pod_monitor(deployment, gateway)
+        documents["alerts"] = alerts(deployment, has_gateway=True)
     if deployment.scaling is not None:
         spec = scaled_object(deployment, deployment.scaling)
         documents["scaled-object"] = document(deployment, "keda.sh/v1alpha1", "ScaledObject", spec)
@@ -152,3 +154,8 @@ def pod_monitor(deployment: Deployment, *beside: Document) -> Document:
         "podMetricsEndpoints": [{"port": "metrics", "path": "/metrics"}, *beside],
     }
     return document(deployment, "monitoring.coreos.com/v1", "PodMonitor", spec)
+
+
+def alerts(deployment: Deployment, has_gateway: bool) -> Document:
+    """Return a PrometheusRule of Prometheus' operator."""
+    return document(deployment, "monitoring.coreos.com/v1", "PrometheusRule", alert_rules(deployment, has_gateway))

@@ -18,6 +18,7 @@ from builder.clusters.deploy.pod import MIN_KUBERNETES
 from builder.clusters.deploy.scaling import wait_queries
 from builder.clusters.deploy.targets import Target, find_target, names
 from builder.common.errors import SpecError
+from builder.serving.gateway.metrics import Metrics
 from tests.clusters.deploy.deployments import ALL, ALL_FOR_KSERVE, DEPLOYMENTS, FOR_KSERVE, STORED, WITH_GPU
 from tests.clusters.deploy.schemas import CUSTOM, refuse_invalid
 
@@ -104,6 +105,20 @@ def test_kserve_pods_name_their_metrics_port_to_prometheus() -> None:
     refuse_invalid(monitor, VERSIONS[-1])
     assert monitor["spec"]["selector"]["matchLabels"] == predictor["labels"]
     assert monitor["spec"]["podMetricsEndpoints"] == [{"port": "metrics", "path": "/metrics"}]
+    refuse_invalid(written["alerts.yaml"], VERSIONS[-1])
+    assert "nv_inference_request_failure" in yaml.safe_dump(written["alerts.yaml"]), "there is no gateway"
+
+
+def test_alerts_name_metrics_that_the_replicas_have() -> None:
+    written = documents(ALL)
+    (group,) = written["alerts.yaml"]["spec"]["groups"]
+    assert [rule["alert"] for rule in group["rules"]] == ["ReplicasMissing", "RequestsFail", "RequestsAreRefused"]
+    metrics = Metrics()
+    metrics.responses.labels("/v1/embeddings", "200").inc()
+    names = {sample.name for family in metrics.registry.collect() for sample in family.samples}
+    for rule in group["rules"]:
+        (name,) = set(re.findall(r"(\w+)\{job=\"text/search\"", rule["expr"]))
+        assert name in names or name == "up"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from builder.clusters.deploy import pod
 from builder.clusters.deploy.deployment import Deployment, Scaling
 from builder.clusters.deploy.image import image_files
-from builder.clusters.deploy.objects import disruption_budget, document, pod_monitor, trusted
+from builder.clusters.deploy.objects import alerts, disruption_budget, document, pod_monitor, trusted
 from builder.clusters.deploy.placement import placement
 from builder.clusters.deploy.pod import Document, image_steps
 from builder.clusters.deploy.scaling import pods_pattern, scaling_behavior, wait_queries
@@ -41,6 +41,7 @@ def _files(deployment: Deployment) -> dict[str, str]:
     }
     if deployment.monitored:
         manifests["pod-monitor.yaml"] = pod_monitor(deployment)
+        manifests["alerts.yaml"] = alerts(deployment, has_gateway=False)
     return {**{name: to_yaml(manifest) for name, manifest in manifests.items()}, **image_files(deployment)}
 
 
