@@ -24,6 +24,7 @@ from scripts.benchmarks import generation, generators, peers, seq2seq, step
 from scripts.benchmarks.circumstances import circumstances, refuse_other, write_figures
 from scripts.benchmarks.cluster_failures import Cut, Failed, Fleet, Turn, read_embedding, read_stream
 from scripts.benchmarks.decode_limits import decode_limit
+from scripts.benchmarks.fleet_loads import stages
 from scripts.benchmarks.generation import check_counts, medians
 from scripts.benchmarks.generation_work import WORKS, make_cells, make_work
 from scripts.benchmarks.peers.clock import Clock
@@ -299,3 +300,22 @@ def test_turn_of_a_cluster_counts_an_answer_that_cannot_be_read_as_failed(conten
     figures = Turn(Broken(), [{}, {}]).run(wait, 0.0)
     assert figures["sent"] == figures["failed"] >= 100
     assert figures["errors"]
+
+
+def test_stages_of_a_load_are_read_from_the_log_and_the_metrics() -> None:
+    log = [
+        'I1129 03:00:00.000000 1 model_lifecycle.cc:472] "loading: tiny0001:2"',
+        'I1129 03:00:00.010000 1 python_be.cc:1] "TRITONBACKEND_ModelInstanceInitialize: tiny0001_0_0 (CPU device 0)"',
+        "I1129 03:00:00.310000 1 model_lifecycle.cc:839] \"successfully loaded 'tiny0001'\"",
+        "not of Triton",
+    ]
+    counts = {"model_load_seconds_count": 1.0, "model_load_seconds_sum": 0.5, "model_load_wait_seconds": 0.15}
+    figures = stages(log, counts)
+    assert figures == {
+        "loads": 1,
+        "triton_ms": 10.0,
+        "process_ms": 300.0,
+        "whole_ms": 500.0,
+        "waiting_ms": 150.0,
+        "gateway_ms": 40.0,
+    }

@@ -1,11 +1,11 @@
-"""Many models: `scripts/bench fleet builds` (building them), `serving` (on demand) and `shared` (behind one front)."""
+"""Many models: `scripts/bench fleet builds` (building them), `serving` (on demand), `loads`, `shared` (front)."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 
-PARTS = ("builds", "serving", "shared")
+PARTS = ("builds", "serving", "loads", "shared")
 
 
 def main() -> None:

@@ -126,6 +126,9 @@ class LoadingMetrics:
             registry=registry,
             buckets=LOAD_BUCKETS,
         )
+        self.load_wait_s = counter(
+            "model_load_wait_seconds", "Seconds of these that loads waited for memory, and for other loads to end"
+        )
         models = gauge("resident_models", "Models that are loaded")
         used = gauge("resident_bytes", "Memory of the server and its models, as far as it is known")
         limit = gauge("memory_budget_bytes", "Limit of the memory of the server and its models")

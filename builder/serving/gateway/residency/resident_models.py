@@ -211,8 +211,10 @@ class ResidentModels:
                 previous = None
             resident.engines, resident.reserved = estimate.engines, estimate.reserved
             await self._wait_unloaded(set(estimate.engines))
+            waiting_since = self.budget.now()
             await self.budget.wait_for(resident, needed)
             started = self.budget.now()
+            self.metrics.load_wait_s.inc(started - waiting_since)
             size = await self._load_or_raise(resident, replace=previous is not None)
         except BaseException as error:
             self._clean_up(resident, previous, error)
