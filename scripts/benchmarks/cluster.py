@@ -3,6 +3,9 @@
 1. Overhead, by turns in one run: the gateway over one Triton, the gateway over four, and four others that Ray runs.
    Embeddings of all-MiniLM-L6-v2 and streams of a decoder (GPT-2 124M shape, random weights), both in int8.
 2. Failures of real processes under load, as `cluster_failures` describes.
+3. Ten times as many models as one Triton has memory for, as `cluster_models` describes.
+4. What the smaller batches of four Tritons cost, and what the gateway costs: embeddings of clients that ask one Triton
+   and four in turn directly, beside clients of the gateways over the same.
 
 All share this machine's cores: the first part shows what a fleet costs, not how it scales.
 """
@@ -11,8 +14,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import mean
@@ -25,12 +30,12 @@ from builder.clusters.ray.cluster import RayOptions, connected, serving
 from builder.common.samples import TEXTS
 from builder.serving.server.gateway import gateway
 from builder.serving.server.triton import free_ports, running
-from scripts.benchmarks import cluster_failures
+from scripts.benchmarks import cluster_failures, cluster_models
 from scripts.benchmarks.circumstances import circumstances, refuse_other_machine, write_figures
 from scripts.benchmarks.embedding_servers import Door, closed_loop
-from scripts.benchmarks.gateway import Through, make_models, rate
+from scripts.benchmarks.gateway import Direct, Through, make_models, rate
 
-PARTS = ("overhead", "failures")
+PARTS = ("overhead", "failures", "models", "batches")
 TRITONS = 4
 CLIENTS = (1, 8, 32)
 ROUNDS = 2
@@ -39,12 +44,17 @@ WARM_UP_S = 3.0
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/bench cluster")
-    parser.add_argument("--repository", type=Path, help="keep the models of both parts under this folder")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="default: both")
+    parser.add_argument("--repository", type=Path, help="keep the models of all parts under this folder")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="default: all")
     parser.add_argument(
         "--seconds", type=float, default=5, help="of each side, number of clients and round (default 5)"
     )
     parser.add_argument("--failure-seconds", type=float, default=60, help="of each kind of failure (default 60)")
+    parser.add_argument(
+        "--failures", nargs="+", choices=cluster_failures.FAILURES, default=list(cluster_failures.FAILURES)
+    )
+    parser.add_argument("--models", type=int, default=500, help="of the third part (default 500)")
+    parser.add_argument("--model-seconds", type=float, default=180, help="of each turn of the third part (default 180)")
     parser.add_argument("--output", type=Path, help="write the figures here, as JSON")
     options = parser.parse_args()
     figures: dict[str, Any] = circumstances()
@@ -57,8 +67,19 @@ def main() -> None:
             show("overhead", figures["overhead"])
         if "failures" in options.parts:
             cluster_failures.make_models(folder / "failures")
-            figures["failures"] = cluster_failures.measure(folder / "failures", TRITONS, options.failure_seconds)
-            show("failures", figures["failures"])
+            figures["failures"] = cluster_failures.measure(
+                folder / "failures", TRITONS, options.failure_seconds, options.failures
+            )
+            show("failures", [{"failure": name, **row} for name, row in figures["failures"].items()])
+        if "batches" in options.parts:
+            make_models(folder / "overhead")
+            figures["batches"] = batches(folder / "overhead", options.seconds)
+            show("batches", figures["batches"])
+        if "models" in options.parts:
+            repository = folder / "models" / "repository"
+            names = cluster_models.make_models(repository, options.models)
+            figures["models"] = cluster_models.measure(repository, names, TRITONS, options.model_seconds)
+            Console().print_json(data=figures["models"])
     if options.output:
         write_figures(options.output, figures)
 
@@ -91,6 +112,53 @@ def sides(folder: Path) -> Iterator[Mapping[str, int]]:
         stack.enter_context(connected(None))
         stack.enter_context(serving(deployed, "127.0.0.1", ray))
         yield ports
+
+
+def batches(folder: Path, seconds: float) -> list[dict[str, Any]]:
+    """Return embeddings a second, asked directly and through gateways, from one Triton and from all of them."""
+    ports = [free_ports().http for _ in range(2)]
+    with ExitStack() as stack:
+        urls = [stack.enter_context(running(folder)).url for _ in range(TRITONS)]
+        for port, asked in zip(ports, (urls[:1], urls), strict=True):
+            stack.enter_context(gateway(",".join(asked), "127.0.0.1", port, log=subprocess.DEVNULL))
+        sides: dict[str, Callable[[], list[Direct] | list[Through]]] = {
+            "directly, 1": lambda: [Direct(urls[0])],
+            "gateway, 1": lambda: [Through(ports[0])],
+            f"directly, {TRITONS}": lambda: [Direct(url) for url in urls],
+            f"gateway, {TRITONS}": lambda: [Through(ports[1])],
+        }
+        for connect in sides.values():
+            asyncio.run(embeddings(connect, max(CLIENTS), WARM_UP_S))
+        rows = []
+        for clients in CLIENTS:
+            rates: dict[str, list[float]] = {side: [] for side in sides}
+            for _ in range(2 * ROUNDS):
+                for side, connect in sides.items():
+                    began = time.perf_counter()
+                    count = asyncio.run(embeddings(connect, clients, seconds))
+                    rates[side].append(count / (time.perf_counter() - began))
+            rows += [
+                {"side": side, "clients": clients, "requests_per_s": round(mean(rates[side]), 1), "rounds": rates[side]}
+                for side in sides
+            ]
+    return rows
+
+
+async def embeddings(connect: Callable[[], list[Direct] | list[Through]], clients: int, seconds: float) -> int:
+    """Return how many embeddings so many clients got, which ask the servers in turn."""
+    servers, end = connect(), time.perf_counter() + seconds
+
+    async def client(number: int) -> int:
+        count = 0
+        while time.perf_counter() < end:
+            await servers[(number + count) % len(servers)].embed()
+            count += 1
+        return count
+
+    counts = await asyncio.gather(*(client(number) for number in range(clients)))
+    for server in servers:
+        await server.close()
+    return sum(counts)
 
 
 def _cell(port: int, clients: int, seconds: float) -> dict[str, float]:

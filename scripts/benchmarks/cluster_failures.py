@@ -2,8 +2,9 @@
 
 Two gateways over several Tritons, each Triton at a loopback address of its own, and clients that each wait for their
 answer: two thirds ask for embeddings, the others for streams. A client whose gateway does not answer asks the other
-one, as a load balancer would. In the middle half of each turn, one process is killed, stopped or slowed, or its network
-is cut. The network can be cut where this process may have a network namespace of its own.
+one, as a load balancer would. In the middle half of each turn, one process is killed, stopped or slowed, other clients
+fill the queues of one Triton, or its network is cut. The network can be cut where this process may have a network
+namespace of its own.
 
 Each answer is compared with the one that the model gives alone. The models compute in fp32, where an answer does not
 depend on the batch: an encoder with random weights, and a language model that is trained for the tests, both so small
@@ -24,7 +25,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +37,13 @@ from builder.common.samples import TEXTS
 from builder.options import make_spec
 from builder.serving.server.gateway import Process, gateway
 from builder.serving.server.triton import TritonServer, free_ports, running
+from scripts.benchmarks.flood import flooding
 from tests.tiny_encoders import make_checkpoint
 from tests.trained import language_model
 
 CLIENTS = 12
 TOKENS = 8  # of each stream
+QUEUE = 16  # requests that may wait for a model: more than the clients send to one Triton
 WORDS = {"embedding": 24, "stream": 8}  # most of a text, by the kind of request
 SIMILARITY = 0.99999  # least cosine of an embedding to that of the text alone
 SLOW_CYCLE_S, SLOW_SHARE = 0.1, 0.1  # a slow Triton runs for this share of each cycle
@@ -51,31 +55,26 @@ OUTCOMES = ("right", "failed", "cut", "wrong")  # of a request
 
 def make_models(folder: Path) -> None:
     """Build the models of both kinds of request where they are missing."""
+    options: dict[str, Any] = {"output": folder, "threads": 1, "serving": {"queue": {"max_size": QUEUE}}}
     if not (folder / "embeds").exists():
         task = "feature-extraction"
         with tempfile.TemporaryDirectory() as checkpoint:
             make_checkpoint(Path(checkpoint), "bert", task)
-            build(make_spec(model=checkpoint, name="embeds", output=folder, task=task, pooling="mean", threads=1))
+            build(make_spec(model=checkpoint, name="embeds", task=task, pooling="mean", **options))
     if not (folder / "writes").exists():
-        build(make_spec(model=str(language_model()[0]), name="writes", output=folder, threads=1))
+        build(make_spec(model=str(language_model()[0]), name="writes", **options))
 
 
-def measure(folder: Path, tritons: int, seconds: float) -> list[dict[str, Any]]:
-    """Return the outcome of each kind of failure, in turns of so many seconds; `folder`: that of `make_models`."""
+def measure(folder: Path, tritons: int, seconds: float, failures: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return the outcome of these kinds of failure, in turns of so many seconds; `folder`: that of `make_models`."""
     is_isolated = isolate_network()
     with ExitStack() as stack:
         fleet = Fleet(folder, tritons, stack)
         answers = [{text: fleet.ask(0, kind, text) for text in TEXTS} for kind in KINDS]
-        kinds: dict[str, Callable[[], Any]] = {
-            "none": nullcontext,
-            "a Triton is killed": fleet.triton_killed,
-            "a gateway is killed": fleet.gateway_killed,
-            "a Triton is stopped": fleet.triton_stopped,
-            "a Triton has a tenth of its speed": fleet.triton_slow,
-        }
-        if is_isolated:
-            kinds["a Triton's network is cut"] = fleet.network_cut
-        return [{"failure": name, **Turn(fleet, answers).run(failure, seconds)} for name, failure in kinds.items()]
+        contexts = {name: context for name, context in FAILURES.items() if name in failures}
+        if not is_isolated:
+            contexts.pop("a Triton's network is cut", None)
+        return {name: Turn(fleet, answers).run(partial(context, fleet), seconds) for name, context in contexts.items()}
 
 
 def isolate_network() -> bool:
@@ -182,6 +181,9 @@ class Fleet:
             ended.set()
             slowing.join()
 
+    def triton_full(self) -> AbstractContextManager[None]:
+        return flooding(self.tritons[1].url, "embeds", "writes")
+
     @contextmanager
     def network_cut(self) -> Iterator[None]:
         """Drop the packets of open connections to the second Triton; new connections fail at once."""
@@ -191,6 +193,17 @@ class Fleet:
             yield
         finally:
             subprocess.run(["ip", "route", "del", *route], check=True)
+
+
+FAILURES: dict[str, Callable[[Fleet], AbstractContextManager[None]]] = {
+    "none": lambda _: nullcontext(),
+    "a Triton is killed": Fleet.triton_killed,
+    "a gateway is killed": Fleet.gateway_killed,
+    "a Triton is stopped": Fleet.triton_stopped,
+    "a Triton has a tenth of its speed": Fleet.triton_slow,
+    "the queues of a Triton are full": Fleet.triton_full,
+    "a Triton's network is cut": Fleet.network_cut,
+}
 
 
 class Failed(Exception):

@@ -228,11 +228,12 @@ async def one(through: Through, fleet: Fleet, name: str, text: str, seen: Seen) 
     except Exception as error:
         seen.failures.append(f"{name}: {error!r}")
         return
-    seen.ms.append(1000 * (time.monotonic() - begun))
-    right = {before[0]} if fleet.served[name] == before and begun > before[1] else set(VERSIONS)
     if status != 200:
         seen.failures.append(f"{name}: {status} {says[:300]}")
-    elif not any(says.startswith(f"{name}/{number}/") for number in right):
+        return
+    seen.ms.append(1000 * (time.monotonic() - begun))
+    right = {before[0]} if fleet.served[name] == before and begun > before[1] else set(VERSIONS)
+    if not any(says.startswith(f"{name}/{number}/") for number in right):
         seen.wrong.append(f"{name}, of which {right} answers, said {says}")
 
 

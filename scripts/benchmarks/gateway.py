@@ -142,6 +142,10 @@ class Through:
         self.port = port
         self.idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
+    async def close(self) -> None:
+        for _, writer in self.idle:
+            writer.close()
+
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return self.idle.pop() if self.idle else await asyncio.open_connection("127.0.0.1", self.port)
 

@@ -81,8 +81,8 @@ def cluster() -> str:
     ]
     counted = ("sent", "failed", "wrong", "cut", "sent_again")
     failures = [
-        (row["failure"], *(f"{row[name]:,}" for name in counted), f"{row['p99_s']:.2f} s", f"{row['max_s']:.1f} s")
-        for row in document["failures"]
+        (failure, *(f"{row[name]:,}" for name in counted), f"{row['p99_s']:.2f} s", f"{row['max_s']:.1f} s")
+        for failure, row in document["failures"].items()
     ]
     heads = ("failure", "requests", "failed", "wrong", "streams cut", "sent to the other gateway", "p99", "longest")
     return "\n\n".join(
@@ -91,5 +91,36 @@ def cluster() -> str:
             f"{document['cores']} cores of an {document['cpu']} ([figures](../cluster.json)):",
             table(("side", "clients", "embeddings/s", "p50, ms", "p99, ms", "tokens/s"), overhead),
             table(heads, failures),
+            _models(document["models"]),
         )
+    )
+
+
+def _models(measured: dict[str, Any]) -> str:
+    """Return what became of requests for many more models than memory."""
+    rows = [
+        (
+            name,
+            *(f"{turn[count]:,}" for count in ("sent", "failed", "wrong", "loads")),
+            f"{turn['cold']:,}",
+            *(f"{turn[kind]['p50']:.0f} ms, {turn[kind]['p99']:.0f} ms" for kind in ("loaded_ms", "cold_ms")),
+            f"{turn['most_models']}, {turn['most_mb']:,} MB",
+        )
+        for name, turn in measured["turns"].items()
+    ]
+    heads = (
+        "failure",
+        "requests",
+        "failed",
+        "wrong",
+        "loads",
+        "waited for a load",
+        "the others, p50 and p99",
+        "those that waited",
+        "most on one Triton",
+    )
+    return (
+        f"{measured['models']} models, {measured['clients']} clients, turns of {measured['seconds']:.0f} s; each "
+        f"Triton may take {measured['budget_mb']:,} MB, that of itself and {measured['fitting']} models of "
+        f"{measured['model_mb']:.0f} MB:\n\n{table(heads, rows)}"
     )

@@ -154,6 +154,31 @@ def test_full_server_gets_help_from_a_copy_that_goes_when_idle(tmp_path: Path, m
     run(fleet, scenario)
 
 
+def test_two_full_or_failing_servers_get_help_from_a_third(tmp_path: Path) -> None:
+    """A popular model is loaded on a third server while one of its two is full and the other one is slow, or away."""
+    make_models(tmp_path, "embeds-a")
+    fleet = OnDemandFleet(tmp_path, [f"10.0.1.{number}:8001" for number in range(6)])
+
+    async def scenario() -> None:
+        await fleet.embed("embeds-a")
+        for copies in (1, 2, 3):
+            holders = fleet.servers_with("embeds-a")
+            assert len(holders) == copies
+            await fleet.members.check()
+            for address in holders:
+                server = fleet.members.servers[address]
+                server.work = 10 * BATCHED_TOKENS
+                server.slowness_meter.mean = float(copies)
+            assert (await fleet.embed("embeds-a")).status == 200, "it does not wait for the copy"
+            await until(lambda holders=holders: len(fleet.servers_with("embeds-a")) > len(holders))  # type: ignore[misc]
+            await until(lambda: not fleet.backend.copying)
+        for address in fleet.servers_with("embeds-a")[:2]:
+            fleet.tritons[address].is_up = False
+        assert (await fleet.embed("embeds-a")).status == 200
+
+    run(fleet, scenario)
+
+
 def test_cold_model_gets_a_copy_for_each_batch_that_waits(tmp_path: Path) -> None:
     """Regression: one copy was loaded at a time, and all requests that waited were sent to the first server."""
     make_models(tmp_path, "embeds-a")
