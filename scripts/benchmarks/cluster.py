@@ -23,6 +23,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 
@@ -115,33 +116,46 @@ def sides(folder: Path) -> Iterator[Mapping[str, int]]:
 
 
 def batches(folder: Path, seconds: float) -> list[dict[str, Any]]:
-    """Return embeddings a second, asked directly and through gateways, from one Triton and from all of them."""
+    """Return embeddings a second, asked directly and through gateways, from one Triton and from all of them.
+
+    `cpu_ms`: processor time of the gateway for each, in milliseconds; 0 without one.
+    """
     ports = [free_ports().http for _ in range(2)]
     with ExitStack() as stack:
         urls = [stack.enter_context(running(folder)).url for _ in range(TRITONS)]
-        for port, asked in zip(ports, (urls[:1], urls), strict=True):
-            stack.enter_context(gateway(",".join(asked), "127.0.0.1", port, log=subprocess.DEVNULL))
-        sides: dict[str, Callable[[], list[Direct] | list[Through]]] = {
-            "directly, 1": lambda: [Direct(urls[0])],
-            "gateway, 1": lambda: [Through(ports[0])],
-            f"directly, {TRITONS}": lambda: [Direct(url) for url in urls],
-            f"gateway, {TRITONS}": lambda: [Through(ports[1])],
+        one, all_of_them = (
+            psutil.Process(stack.enter_context(gateway(",".join(asked), "127.0.0.1", port, log=subprocess.DEVNULL)).pid)
+            for port, asked in zip(ports, (urls[:1], urls), strict=True)
+        )
+        sides: dict[str, tuple[Callable[[], list[Direct] | list[Through]], psutil.Process | None]] = {
+            "directly, 1": (lambda: [Direct(urls[0])], None),
+            "gateway, 1": (lambda: [Through(ports[0])], one),
+            f"directly, {TRITONS}": (lambda: [Direct(url) for url in urls], None),
+            f"gateway, {TRITONS}": (lambda: [Through(ports[1])], all_of_them),
         }
-        for connect in sides.values():
-            asyncio.run(embeddings(connect, max(CLIENTS), WARM_UP_S))
+        for connect, process in sides.values():
+            _batch_cell(connect, process, max(CLIENTS), WARM_UP_S)
         rows = []
         for clients in CLIENTS:
-            rates: dict[str, list[float]] = {side: [] for side in sides}
+            cells: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
             for _ in range(2 * ROUNDS):
-                for side, connect in sides.items():
-                    began = time.perf_counter()
-                    count = asyncio.run(embeddings(connect, clients, seconds))
-                    rates[side].append(count / (time.perf_counter() - began))
-            rows += [
-                {"side": side, "clients": clients, "requests_per_s": round(mean(rates[side]), 1), "rounds": rates[side]}
-                for side in sides
-            ]
+                for side, (connect, process) in sides.items():
+                    cells[side].append(_batch_cell(connect, process, clients, seconds))
+            rows += [{"side": side, "clients": clients, **_means(cells[side])} for side in sides]
     return rows
+
+
+def _batch_cell(
+    connect: Callable[[], list[Direct] | list[Through]], process: psutil.Process | None, clients: int, seconds: float
+) -> dict[str, float]:
+    began, spent = time.perf_counter(), _processor_s(process)
+    count = asyncio.run(embeddings(connect, clients, seconds))
+    elapsed = time.perf_counter() - began
+    return {"requests_per_s": count / elapsed, "cpu_ms": 1000 * (_processor_s(process) - spent) / count}
+
+
+def _processor_s(process: psutil.Process | None) -> float:
+    return 0.0 if process is None else sum(process.cpu_times()[:2])
 
 
 async def embeddings(connect: Callable[[], list[Direct] | list[Through]], clients: int, seconds: float) -> int:

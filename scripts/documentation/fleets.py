@@ -85,11 +85,21 @@ def cluster() -> str:
         for failure, row in document["failures"].items()
     ]
     heads = ("failure", "requests", "failed", "wrong", "streams cut", "sent to the other gateway", "p99", "longest")
+    batches = [
+        (
+            row["side"],
+            f"{row['clients']}",
+            f"{row['requests_per_s']:.0f}",
+            f"{row['cpu_ms']:.2f}" if row["cpu_ms"] else "",
+        )
+        for row in document["batches"]
+    ]
     return "\n\n".join(
         (
             f"Recorded by `scripts/bench cluster --output docs/cluster.json` on {document['date']} on "
             f"{document['cores']} cores of an {document['cpu']} ([figures](../cluster.json)):",
             table(("side", "clients", "embeddings/s", "p50, ms", "p99, ms", "tokens/s"), overhead),
+            table(("asked", "clients", "embeddings/s", "gateway's processor time, ms"), batches),
             table(heads, failures),
             _models(document["models"]),
         )
