@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 
 from builder.common.errors import SpecError
 
-REGISTRY = re.compile(r"oci(\+http)?:/.*")
+REGISTRY = re.compile(r"oci(\+http)?:/.*", re.IGNORECASE)
 SCHEMES = ("s3", "gs", "az", "abfs", "file", r"oci(?:\+http)?")
-ADDRESS = re.compile(rf"({'|'.join(SCHEMES)}):/+(.+)")
+ADDRESS = re.compile(rf"({'|'.join(SCHEMES)}):/+(.+)", re.IGNORECASE)
 LOOPBACK = re.compile(r"127(\.\d{1,3}){3}")
 NAME_AND_VERSION = re.compile(r"([A-Za-z0-9_.+-]+)(?:@([1-9]\d*))?")
 
@@ -58,10 +58,10 @@ def split_version(text: str) -> tuple[str, int | None]:
 def store_address(output: str | Path) -> str | None:
     """Return `output` as the address of a store or a registry; None for a folder.
 
-    Accepts a Path, which has lost a slash.
+    Accepts a Path, which has lost a slash, and a scheme in any case, which it returns in lowercase (RFC 3986, 3.1).
     """
     match = ADDRESS.fullmatch(str(output))
     if match is None:
         return None
-    scheme, rest = match[1], match[2].lstrip("/")
+    scheme, rest = match[1].lower(), match[2].lstrip("/")
     return f"{scheme}:///{rest}" if scheme == "file" else f"{scheme}://{rest}"

@@ -8,8 +8,11 @@ from typing import Any
 
 from pydantic import model_validator
 
+from builder.common.addresses import is_registry
 from builder.common.engines import ENGINES
+from builder.common.errors import SpecError
 from builder.common.machine import available_cores, available_memory, working_cores
+from builder.common.registry_address import parse_address
 from builder.options.choices import Choices
 from builder.options.parts import Budget, Capacity, Source, WeightOptions, WholeCheckpoint
 from builder.options.sections import WHOLE_CHECKPOINT, Gpu, TensorRT
@@ -72,6 +75,11 @@ class BuildSpec(Choices):
             raise ValueError(f"--{option} needs --adapters, how many may answer at once")
         if self.store is not None and self.makes_plan:
             raise ValueError("a plan is compiled in a folder: build into one, compile it there, and push it")
+        if self.store is not None and is_registry(self.store):
+            try:
+                parse_address(self.store)
+            except SpecError as error:
+                raise ValueError(str(error)) from None
         return self
 
     @model_validator(mode="after")

@@ -19,8 +19,8 @@ from builder.clusters.deploy.pod import (
 )
 from builder.clusters.deploy.scaling import scaled_object
 from builder.common.addresses import is_registry
+from builder.common.registry_address import parse_address
 from builder.repository.config.arguments import METRICS_PORT
-from builder.repository.stores.oci.address import parse_address
 
 HTTPS, DNS = 443, 53
 MONITORING = "monitoring"  # the namespace of Prometheus, as its operator's own manifests have it

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from builder.common.addresses import is_registry
 from builder.common.errors import SpecError
-from builder.repository.stores.oci.address import parse_address
+from builder.common.registry_address import parse_address
 from builder.repository.stores.store import Blob, Manifest, open_store
 
 

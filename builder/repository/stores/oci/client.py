@@ -13,7 +13,7 @@ from requests.adapters import HTTPAdapter
 
 from builder.common.addresses import is_loopback
 from builder.common.errors import RepositoryError, first_line
-from builder.repository.stores.oci.address import Address
+from builder.common.registry_address import Address
 from builder.repository.stores.oci.credentials import Credentials, config_file, credentials_of
 from builder.repository.stores.store import ATTEMPTS, PAUSE_S
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from builder.common.errors import RepositoryError, first_line
-from builder.repository.stores.oci.address import DOCKER_HUB
+from builder.common.registry_address import DOCKER_HUB
 
 DOCKER_HUB_KEY = "https://index.docker.io/v1/"
 TOKEN_USER = "<token>"  # user name by which a helper says that its secret is an identity token

@@ -15,7 +15,7 @@ import requests
 
 from builder.common.errors import RepositoryError, first_line
 from builder.common.hashing import sha256_of
-from builder.repository.stores.oci.address import Address
+from builder.common.registry_address import Address
 from builder.repository.stores.oci.artefact import ACCEPT, MANIFEST, dump_artefact, dump_config, load_artefact
 from builder.repository.stores.oci.client import Body, RegistryClient, RegistryDownError
 from builder.repository.stores.store import ATTEMPTS, PAUSE_S, Blob, Manifest, VersionTakenError

@@ -16,10 +16,10 @@ import requests
 
 from builder.cli import main
 from builder.common.errors import RepositoryError, SpecError
+from builder.common.registry_address import parse_address
 from builder.options import load_specs, make_spec
 from builder.repository.signatures import sign, unsigned
 from builder.repository.signing_keys import Signer
-from builder.repository.stores.oci.address import parse_address
 from builder.repository.stores.opening import VersionStore, open_versions
 from builder.repository.stores.store import Manifest, VersionTakenError
 from builder.repository.stores.transfer import publish_to, pull, push
@@ -331,6 +331,23 @@ def test_registry_refuses_two_models_in_one_repository(store: VersionStore, repo
 def test_output_that_is_a_registry_is_no_folder(output: str | Path) -> None:
     """A Path has lost a slash."""
     assert make_spec(model="org/name", output=output).store == str(output).replace(":/g", "://g")
+
+
+@pytest.mark.parametrize("output", ["OCI://ghcr.io/org/front:3", Path("Oci://ghcr.io/org/front:3")])
+def test_scheme_of_a_registry_may_be_in_capitals(output: str | Path) -> None:
+    """Regression: it was a folder of that name."""
+    assert make_spec(model="org/name", output=output).store == "oci://ghcr.io/org/front:3"
+    assert parse_address("OCI+HTTP://ghcr.io/org/front:3").url == "oci+http://ghcr.io/org/front"
+
+
+@pytest.mark.parametrize(
+    ("output", "problem"), [("oci://ghcr.io/Org/b", "in lowercase"), ("oci://ghcr.io/b:latest", "tag 'latest'")]
+)
+def test_models_file_refuses_a_wrong_address_before_the_first_build(output: str, problem: str, tmp_path: Path) -> None:
+    """Regression: it was refused when the builds before had ended."""
+    (tmp_path / "models.yaml").write_text(f"models:\n- {{model: org/a}}\n- {{model: org/b, output: '{output}'}}\n")
+    with pytest.raises(SpecError, match=rf"models.yaml:3.*{problem}"):
+        load_specs(tmp_path / "models.yaml")
 
 
 @pytest.mark.parametrize("tag", ["", ":2"])

@@ -10,7 +10,7 @@ from builder.common.errors import SpecError
 
 COMPONENT = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"  # distribution-spec, "Pulling manifests"
 ADDRESS = re.compile(
-    rf"oci(?P<plain>\+http)?://(?P<registry>(?:\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+)(?::\d+)?)"
+    rf"(?i:oci(?P<plain>\+http)?)://(?P<registry>(?:\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+)(?::\d+)?)"
     rf"/(?P<repository>{COMPONENT}(?:/{COMPONENT})*)(?::(?P<tag>[^/:@]+))?"
 )
 DOCKER_HUB, DOCKER_HUB_API = "docker.io", "registry-1.docker.io"
