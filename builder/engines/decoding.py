@@ -66,8 +66,15 @@ class DecodingEngine(ABC):
     def refuse(self) -> None:
         """Raise SpecError for an option that the engine does not have; the message names an alternative."""
 
-    def refuse_states(self, layers: Sequence[LayerShape]) -> None:
-        """Raise SpecError unless the engine keeps the states of `layers`, as these options run it."""
+    def refuse_states(self, layers: Sequence[LayerShape], decaying_by_key: bool) -> None:
+        """Raise SpecError unless the engine keeps the states of `layers`, if they have any, as these options run it.
+
+        `decaying_by_key`: True if each number of the keys decays at its own rate.
+        """
+        if any(layer.states for layer in layers):
+            self._refuse_states(layers, decaying_by_key)
+
+    def _refuse_states(self, layers: Sequence[LayerShape], decaying_by_key: bool) -> None:
         able = [name for name in decoding_engines() if _decoding(name).keeps_states]
         raise SpecError(
             "its layers keep a state beside keys and values, for which this engine has no memory; what has it, in "

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from transformers import PreTrainedModel
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from builder.building.pipeline import build
 from builder.building.verify.emitted import PromptedRequest, answer, generate
@@ -24,6 +25,7 @@ from builder.engines.decoding import engine_of, opened
 from builder.engines.openvino.lowering import page_attention
 from builder.engines.optimise.weights import quantise_weights
 from builder.graphs.export.decoder import DecoderExport, export_decoder
+from builder.graphs.export.states import decays_by_key
 from builder.graphs.onnx.graph import Graph
 from builder.graphs.onnx.operators import STATEFUL
 from builder.options import WeightOptions, make_spec
@@ -40,6 +42,7 @@ from builder.runtime.generation.options import RequestOptions
 from builder.runtime.generation.processors import Rules
 from builder.runtime.generation.scheduler import SchedulerLimits
 from builder.runtime.generation.service import Service
+from scripts.tiny_models import tiny_config
 from tests.decoders import DECODERS, SIZES, make_decoder, make_decoder_checkpoint
 from tests.generation.asked import Asked
 from tests.generation.test_cuda_executor import answers
@@ -242,15 +245,23 @@ def test_openvino_plans_states_beside_blocks_and_refuses_models_without_keys() -
     memory, without = (engine.plan_memory(shapes, 0, 128) for shapes in (layers, layers[1:]))
     assert memory.cache - without.cache == states
     assert engine.blocks(layers, memory) == engine.blocks(layers[1:], without) == 4 * 128 // BLOCK
-    engine.refuse_states(layers)
+    engine.refuse_states(layers, False)
+    engine.refuse_states(layers[1:], True)
     with pytest.raises(SpecError, match="keeps keys and values"):
-        engine.refuse_states(layers[:1])
-    with pytest.raises(SpecError, match="at its own rate"):  # before the export; its heads have one number each
-        engine.refuse_states([*layers, LayerShape(0, 0, [[3, 64], [64, 16, 1]])])
-    engine.refuse_states([*layers, LayerShape(0, 0, [[3, 64], [64, 1, 1]])])  # RecurrentGemma: a key of one number
+        engine.refuse_states(layers[:1], False)
+    with pytest.raises(SpecError, match="at its own rate"):
+        engine.refuse_states(layers, True)
     small = engine_of(make_spec(model="model", engine="openvino", slots=4, cache_gb=states / 1e9))
     with pytest.raises(SpecError, match="states of 4 slots take"):
         small.plan_memory(layers, 0, 128)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "by_key"), [("kimi_linear", True), ("jamba", True), ("qwen3_next", False), ("lfm2", False)]
+)
+def test_states_that_decay_by_key_are_known_before_the_export(model_type: str, by_key: bool) -> None:
+    with torch.device("meta"):
+        assert decays_by_key(AutoModelForCausalLM.from_config(tiny_config("CAUSAL_LM", model_type))) == by_key
 
 
 @pytest.mark.parametrize("precision", ["int8", "int8-weights", "int4-weights"])

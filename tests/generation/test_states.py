@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from builder.building.verify.emitted import generate
 from builder.building.verify.generation import generate_with, geometry_of
 from builder.common.errors import BuilderError
 from builder.common.memory import cache_bytes, state_bytes
+from builder.engines.decoding import opened
+from builder.engines.openvino.lowering import page_attention
 from builder.engines.optimise.fusion import fuse
 from builder.engines.optimise.weights import quantise_weights
 from builder.graphs.export.decoder import export_decoder
@@ -32,15 +34,17 @@ from tests.generation.asked import Asked
 from tests.tiny_encoders import VOCABULARY
 
 STATEFUL = ("lfm2", "qwen3_next", "granitemoehybrid", "mamba2", "rwkv")  # each kind of state; two have no attention
+ON_OPENVINO = ("lfm2", "qwen3_next", "granitemoehybrid")
 LENGTHS = (1, 2, 40, 17, 3, 30, 9, 5)  # shorter and longer than a convolution is wide
 LONG = 8000  # tokens
 
 
 @dataclass(frozen=True)
 class Exported:
-    """Model, its fused graph and the shapes of its layers' memory."""
+    """Model, its graph as exported and as ONNX Runtime fuses it, and the shapes of its layers' memory."""
 
     model: PreTrainedModel
+    unfused: Graph
     graph: Graph
     layers: tuple[LayerShape, ...]
 
@@ -58,7 +62,7 @@ class Exported:
 def exported(request: pytest.FixtureRequest, module_folder: Callable[[str], Path]) -> Exported:
     model, folder = make_decoder(request.param), module_folder(request.param)
     result = export_decoder(model, folder, LONG + 16)
-    return Exported(model, fuse(result.graph, folder), result.caches)
+    return Exported(model, result.graph, fuse(result.graph, folder), result.caches)
 
 
 def tokens_of(length: int, seed: int = 0) -> list[int]:
@@ -80,10 +84,14 @@ def test_tokens_equal_generate_alone_and_in_batches(exported: Exported) -> None:
     assert len({token for text in expected for token in text}) > 20, "not one token repeated"
 
 
-def test_tokens_equal_generate_after_thousands_of_tokens(exported: Exported) -> None:
+def test_tokens_equal_generate_after_thousands_of_tokens(exported: Exported, tmp_path: Path) -> None:
     prompt = tokens_of(LONG)
-    executor = exported.executor(1, LONG + 16)
-    assert generate(executor, [prompt], 8, prefill_tokens=500) == [exported.generated(prompt, 8)]
+    expected = [exported.generated(prompt, 8)]
+    assert generate(exported.executor(1, LONG + 16), [prompt], 8, prefill_tokens=500) == expected
+    if exported.model.config.model_type in ON_OPENVINO:
+        geometry = geometry_of(exported.layers, 1, LONG + 16, VOCABULARY)
+        executor = opened(page_attention(exported.unfused, tmp_path), 1)(geometry)
+        assert generate(executor, [prompt], 8, prefill_tokens=500) == expected
 
 
 def test_rows_that_a_call_does_not_append_to_keep_their_state(exported: Exported) -> None:
@@ -151,7 +159,7 @@ def test_states_take_quantised_weights(exported: Exported, precision: str, error
     quantised = quantise_weights(exported.graph, precision, WeightOptions(32, symmetric=True), tmp_path)
     assert quantised.matmuls >= exported.graph.operators["MatMul"] + exported.graph.operators["Gemm"]
     assert not quantised.left_alone
-    other = Exported(exported.model, quantised.graph, exported.layers)
+    other = replace(exported, graph=quantised.graph)
     logits = [append(one.executor(1), 0, tokens_of(40), 0) for one in (exported, other)]
     assert np.linalg.norm(logits[0] - logits[1]) < error * np.linalg.norm(logits[0])
 

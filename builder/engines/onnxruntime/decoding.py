@@ -60,9 +60,9 @@ class OnnxRuntimeDecoding(DecodingEngine):
         if self.spec.cache == "fp16" and self.spec.target == "cpu":
             raise SpecError("ONNX Runtime's cache on a CPU is fp32 or int8: --cache fp16 is for --engine openvino")
 
-    def refuse_states(self, layers: Sequence[LayerShape]) -> None:
+    def _refuse_states(self, layers: Sequence[LayerShape], decaying_by_key: bool) -> None:
         if not self.keeps_states:
-            super().refuse_states(layers)
+            super()._refuse_states(layers, decaying_by_key)
         if not self._in_process:
             raise SpecError(
                 "its layers keep a state beside keys and values, which stays in the process of the decode loop: leave "

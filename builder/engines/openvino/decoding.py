@@ -36,17 +36,16 @@ class OpenVinoDecoding(DecodingEngine):
         if self.spec.executor == "bls":
             raise SpecError("--executor bls is not for decoders with --engine openvino, which run in process")
 
-    def refuse_states(self, layers: Sequence[LayerShape]) -> None:
+    def _refuse_states(self, layers: Sequence[LayerShape], decaying_by_key: bool) -> None:
         if not any(layer.heads for layer in layers):
             raise SpecError(
                 "none of its layers keeps keys and values, of which the blocks of OpenVINO's cache consist; use "
                 "--engine onnxruntime"
             )
-        shapes = [shape for layer in layers for shape in layer.states if len(shape) == 3]
-        if any(size == 1 < keys for _, keys, size in shapes):  # Mamba: each channel is a head of one number
+        if decaying_by_key:
             raise SpecError(
-                "its layers are selective scans of Mamba, each number of whose keys decays at its own rate, which "
-                "OpenVINO's operators do not do; use --engine onnxruntime"
+                "its layers keep a state in which each number of the keys decays at its own rate, which OpenVINO's "
+                "operators do not do; use --engine onnxruntime"
             )
 
     def plan_memory(self, layers: Sequence[LayerShape], weights: int, length: int) -> ReservedMemory:

@@ -24,6 +24,7 @@ from builder.common.replaced import replaced
 from builder.graphs.export.caches import ExportStates, running_cache
 
 STATE_SPACE, SELECTIVE_SCAN = "mamba2_chunk_scan", "mamba_selective_scan"
+DECAYING_BY_KEY = (SELECTIVE_SCAN, "chunk_kimi_delta_attention")
 L2_EPSILON = 1e-6  # of transformers' functions
 FUSED_ACTIVATIONS = ("silu", "swish")  # those that the convolution applies itself
 
@@ -243,6 +244,11 @@ def state_shapes(model: PreTrainedModel, layer: CacheLayerMixin) -> tuple[tuple[
     if any(hasattr(owner, SELECTIVE_SCAN) for owner in _owners(model)):  # heads with one number; Zamba stacks scans
         recurrences = [(*shape[-2:], 1) for shape in recurrences for _ in range(math.prod(shape[:-2]))]
     return (*convolutions, *recurrences)
+
+
+def decays_by_key(model: PreTrainedModel) -> bool:
+    """Return True if layers keep a state in which each number of the keys decays at its own rate."""
+    return any(hasattr(owner, name) for owner in _owners(model) for name in DECAYING_BY_KEY)
 
 
 def running_states() -> ExportStates:

@@ -24,6 +24,7 @@ from builder.graphs.export.architectures import bias_heads
 from builder.graphs.export.decoder import cache_shapes
 from builder.graphs.export.lora import AdapterCapacity
 from builder.graphs.export.seq2seq import seq2seq_shapes
+from builder.graphs.export.states import decays_by_key
 from builder.options import BuildSpec
 from builder.runtime.contract import LayerShape
 from builder.serving.plan.needs import ModelNeeds
@@ -52,7 +53,7 @@ def needs_of_checkpoint(spec: BuildSpec) -> ModelNeeds:
         if family == "decoder":
             layers = cache_shapes(checkpoint.model)
             size += AdapterCapacity.of(spec).bytes(linear_layers(checkpoint.model)) if spec.adapters else 0
-            engine = _engine(spec, layers)
+            engine = _engine(spec, layers, checkpoint.model)
             cache, paged = engine.cache_type, engine.paged
             draft = 0 if spec.draft is None else _bytes(spec, checkpoint)
             needs = ModelNeeds("generation", size, length, layers, cache=cache, paged=paged, measured=measured)
@@ -78,7 +79,7 @@ def on_gpu(spec: BuildSpec, needs: ModelNeeds) -> ModelNeeds:
         size, formula = tokens * of_token, f"{tokens} tokens of a call x {of_token} bytes"
     else:
         weights = round(needs.weights / BYTES_PER_WEIGHT.get(spec.precision, 4.0) * 4)
-        engine = _engine(spec, needs.layers)
+        engine = _engine(spec, needs.layers, model)
         chosen = engine.sized(needs.layers, weights, needs.length, model.config).spec
         changed = {name: getattr(chosen, name) for name in CACHE_SIZES if getattr(chosen, name) != getattr(spec, name)}
         needs = replace(needs, sized=changed)
@@ -110,7 +111,7 @@ def _bytes(spec: BuildSpec, target: Checkpoint) -> int:
     return needs.weights + cache_bytes(needs.layers, own.slots, needs.length, BYTES_PER_VALUE[needs.cache])
 
 
-def _engine(spec: BuildSpec, layers: Sequence[LayerShape]) -> DecodingEngine:
+def _engine(spec: BuildSpec, layers: Sequence[LayerShape], model: PreTrainedModel) -> DecodingEngine:
     """Return the spec's engine; for `auto`, which the build decides, the first engine that supports the model.
 
     ONNX Runtime, whose slots are each as long as the longest text, takes more memory than blocks that several sequences
@@ -123,8 +124,7 @@ def _engine(spec: BuildSpec, layers: Sequence[LayerShape]) -> DecodingEngine:
         try:
             engine.refuse()
             engine.refuse_adapters()
-            if any(layer.states for layer in layers):
-                engine.refuse_states(layers)
+            engine.refuse_states(layers, decays_by_key(model))
         except SpecError as error:
             refused.append(error)
         else:

@@ -27,6 +27,7 @@ from builder.engines.decoding import DecodingEngine, engine_of, measurable
 from builder.graphs.export.architectures import bias_heads
 from builder.graphs.export.decoder import cache_shapes
 from builder.graphs.export.lora import AdapterCapacity
+from builder.graphs.export.states import decays_by_key
 from builder.options import BuildSpec
 
 ANSWER = 32  # tokens left for an answer to the longest sample
@@ -64,8 +65,7 @@ def _on_one(
     engine.refuse()
     engine.refuse_adapters()
     layers, weights = cache_shapes(checkpoint.model), weights_bytes(checkpoint.model)
-    if any(layer.states for layer in layers):
-        engine.refuse_states(layers)
+    engine.refuse_states(layers, decays_by_key(checkpoint.model))
     engine = engine.sized(layers, weights, checkpoint.max_length, checkpoint.config)
     spec = engine.spec
     refuse_search(spec, checkpoint)
