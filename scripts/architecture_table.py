@@ -45,7 +45,8 @@ from builder.graphs.onnx.graph import read_graph
 from builder.options import make_spec
 from builder.runtime.encoder.pipeline import Pipeline
 from builder.runtime.generation.service import Service
-from scripts.tiny_models import GENERATING, HEADS, POSITIONS, architectures, load, make_checkpoint, tiny_model
+from scripts.tiny_models import DRAFTS, GENERATING, HEADS, POSITIONS, architectures, load, make_checkpoint, tiny_model
+from tests.assistants import make_assistant
 
 FILE = Path(__file__).parent.parent / "docs" / "architectures.json"
 FOLDER = re.compile(r"\S*/architectures-\w+/")
@@ -81,7 +82,8 @@ class Differs(Exception):
 def tried(head: str, model_type: str, folder: Path) -> Row:
     """Create, build and compare one model in `folder`."""
     try:
-        checkpoint = make_checkpoint(head, model_type, folder / "checkpoint")
+        checkpoint = make_checkpoint(head, DRAFTS.get(model_type, model_type), folder / "checkpoint")
+        draft = make_assistant(folder / "draft", load(head, checkpoint), model_type) if model_type in DRAFTS else None
         tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
     except Exception as error:  # transformers' own: a package that is missing
         return Row(head, model_type, "not tried", _first_line(error))
@@ -90,7 +92,7 @@ def tried(head: str, model_type: str, folder: Path) -> Row:
     except Exception as error:  # transformers' own; what it does not load, the product must refuse
         model, unloaded = None, error
     try:
-        warning = _built(head, checkpoint, model and position_limit(model), tokenizer, folder)
+        warning = _built(head, checkpoint, model and position_limit(model), tokenizer, folder, draft)
         if model is None:
             return Row(head, model_type, "wrong", f"built, and transformers does not load it: {_first_line(unloaded)}")
         compare = _generated if head in GENERATING else _encoded
@@ -109,8 +111,11 @@ def _first_line(error: Exception) -> str:
     return FOLDER.sub("", lines[0])[:400] if lines else type(error).__name__
 
 
-def _built(head: str, checkpoint: Path, positions: int | None, tokenizer: Any, folder: Path) -> str:
-    """Build the checkpoint as the product does, without timing anything; return its warnings."""
+def _built(head: str, checkpoint: Path, positions: int | None, tokenizer: Any, folder: Path, draft: Path | None) -> str:
+    """Build the checkpoint as the product does, without timing anything; return its warnings.
+
+    `draft`: what is tried, with the checkpoint as the model that it drafts for.
+    """
     longest = min(positions or POSITIONS, POSITIONS)
     texts = [*TEXTS[:3], _text(tokenizer, longest - 8)]
     samples = folder / "samples.jsonl"
@@ -125,6 +130,7 @@ def _built(head: str, checkpoint: Path, positions: int | None, tokenizer: Any, f
         max_length=None if positions else POSITIONS,
         threads=1,
         **({"slots": 2} if head in GENERATING else {}),
+        **({} if draft is None else {"draft": str(draft), "engine": "onnxruntime"}),
     )
     with ExitStack() as untimed:
         for module, name in (
@@ -134,7 +140,9 @@ def _built(head: str, checkpoint: Path, positions: int | None, tokenizer: Any, f
             (evaluator, "engine_latencies"),
         ):
             untimed.enter_context(patch.object(module, name, lambda *_: {}))
-        return "; ".join(build(spec).warnings)
+        warnings = build(spec).warnings
+    of_draft = () if draft is None else (f"as the --draft of a {load(head, checkpoint).config.model_type}",)
+    return "; ".join((*of_draft, *warnings))
 
 
 def _text(tokenizer: PreTrainedTokenizerFast, tokens: int, first: str = "") -> str:

@@ -42,9 +42,11 @@ WHOLE = {
     "musicgen": "MusicgenForConditionalGeneration",
     "musicgen_melody": "MusicgenMelodyForConditionalGeneration",
 }
-# transformers creates no model of these: drafters, which read the keys and values of another model, and one that needs
-# a library that no package index has.
-UNLOADABLE = ("gemma4_assistant", "gemma4_unified_assistant", "layoutlmv2")
+UNLOADABLE = ("layoutlmv2",)  # transformers creates no model of it without a library that no package index has
+DRAFTS = {  # they read keys and values of another model, of this type
+    "gemma4_assistant": "gemma4_text",
+    "gemma4_unified_assistant": "gemma4_unified_text",
+}
 GENERATING = ("CAUSAL_LM", "MULTIMODAL_LM")
 ROWS = VOCABULARY + 8  # of the embedding table: some tokenisers add a token of their own
 POSITIONS = 130  # RoBERTa's table starts counting at its third row: 128 tokens
@@ -86,22 +88,6 @@ SHARING = {  # the last layers share keys and values with earlier ones
 # Gemma 4's full-attention layers have larger heads
 TALL = {**SHARING, "per_layer_config": {"01": {"head_dim": 16}, "03": {"head_dim": 16}}}
 MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}  # halves of heads of 8
-SHARES_ALL = {  # all layers read the keys and values of the model that they draft for
-    "model_type": "gemma4_text",
-    "hidden_size_per_layer_input": 0,
-    "vocab_size_per_layer_input": 0,
-    "num_kv_shared_layers": 2,
-    "vocab_size": ROWS,
-    "hidden_size": HIDDEN,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": POSITIONS,
-    "layer_types": ["sliding_attention", "full_attention"],
-    "sliding_window": WINDOW,
-}
 IMAGE_TOKENS = {"<image>": 5, "<|extra_200|>": 6, "IMGIMGAAZ": 7, "<|visual token 000000|>": 7}
 LOCAL: dict[str, Any] = {
     "hidden_size": HIDDEN,
@@ -167,8 +153,6 @@ ODDITIES: dict[str, dict[str, Any]] = {  # values that the names of the fields d
         "intermediate_size": [64] * 4,
         "activation_sparsity_pattern": [0.5, 0.5, 0.0, 0.0],
     },
-    "gemma4_assistant": {"text_config": SHARES_ALL},
-    "gemma4_unified_assistant": {"text_config": {**SHARES_ALL, "model_type": "gemma4_unified_text"}},
     "gemma4_text": {**TALL, "vocab_size_per_layer_input": ROWS, "hidden_size_per_layer_input": 8},
     "gemma4_unified_text": TALL,
     "granitemoehybrid": {**MAMBA, "layer_types": HYBRID},
@@ -273,7 +257,6 @@ ODDITIES: dict[str, dict[str, Any]] = {  # values that the names of the fields d
     },
 }
 DECODING = {"big_bird": {"block_size": 32}}  # of heads that generate: sparse beyond the last position
-CREATED = {"gemma4_assistant": {"text_config": SHARES_ALL}}  # values without which there is no default configuration
 
 
 def architectures(head: str) -> list[str]:
@@ -284,7 +267,7 @@ def architectures(head: str) -> list[str]:
 def tiny_config(head: str, model_type: str) -> PreTrainedConfig:
     """Return the architecture's default configuration, made small."""
     kind = CONFIG_MAPPING[model_type]
-    defaults = kind(**CREATED.get(model_type, {})).to_dict()
+    defaults = kind().to_dict()
     options = {**_small(defaults), **ODDITIES.get(model_type, {})}
     if head in GENERATING:
         options |= ({"is_decoder": True} if "is_decoder" in defaults else {}) | DECODING.get(model_type, {})

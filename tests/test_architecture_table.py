@@ -39,7 +39,7 @@ def test_table_outcomes_are_known_and_have_a_reason() -> None:
         ("CAUSAL_LM", "cwm", "verified", ""),
         ("CAUSAL_LM", "rwkv", "verified", ""),
         ("CAUSAL_LM", "reformer", "refused", "reformer cannot be served for generation: its tokens see those in the"),
-        ("CAUSAL_LM", "gemma4_assistant", "refused", "keys and values of the model that it drafts for"),
+        ("CAUSAL_LM", "gemma4_assistant", "verified", "as the --draft of a gemma4_text"),
         ("CAUSAL_LM", "mllama", "verified", "it also reads image"),
         ("CAUSAL_LM", "musicgen", "refused", "musicgen_decoder, is not served without the others"),
         ("CAUSAL_LM", "prophetnet", "refused", "prophetnet cannot be served for generation: in a prompt its"),

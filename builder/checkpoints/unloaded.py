@@ -14,7 +14,7 @@ TOGETHER = "Its weights, its config.json (id2label too) and the task must belong
 def why_not_loaded(kind: Any, config: PreTrainedConfig, error: Exception) -> str:
     """Return the reason of `error`, which transformers raised as the class or auto class `kind` loaded a checkpoint."""
     if drafts(config):
-        return "all of its layers read keys and values of the model that it drafts for: serve that model"
+        return "all of its layers read keys and values of the model that it drafts for: give it to that one as --draft"
     mapping = getattr(kind, "_model_mapping", None)
     if mapping is None:
         return f"{first_line(error)[:300]}. {TOGETHER}"

@@ -102,9 +102,9 @@ class Choices(Options):
     """File with one JSON object a line, each a request of the task, to verify and calibrate on; labels may be
     added."""
     draft: str | None = Field(None, json_schema_extra={"flag": True})
-    """Hub id or local folder of a smaller decoder with the same tokeniser, of an EAGLE-3 draft for the model, or of the
-    model itself if it has a layer for multi-token prediction, which guesses tokens ahead; the text stays the same. Text
-    generation on the CPU only."""
+    """Hub id or local folder of a smaller decoder with the same tokeniser, of an EAGLE-3 draft or a Gemma 4 assistant
+    for the model, or of the model itself if it has a layer for multi-token prediction, which guesses tokens ahead; the
+    text stays the same. Text generation on the CPU only."""
     adapters: int = Field(0, ge=0, le=512, json_schema_extra={"flag": True})
     """LoRA adapters that may answer at once, each request with its own; build-repo adapter adds and removes them. Text
     generation, and embeddings in fp32, with ONNX Runtime on the CPU only."""

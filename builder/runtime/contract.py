@@ -245,6 +245,7 @@ class GenerationServing:
     needs_cpus_with: Sequence[str] = ()  # as of an encoder
     limits: RequestLimits = RequestLimits()
     hidden_size: int = 0  # of a draft that reads hidden states of its target: how many numbers a token; else 0
+    drafts_in_place: bool = False  # of such a draft: see HiddenStatesDrafter
 
     @property
     def executor_module(self) -> str:

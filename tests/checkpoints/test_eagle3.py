@@ -36,8 +36,8 @@ def loaded(folder: Path, target: PreTrainedModel) -> DraftLayers:
 @torch.no_grad()
 def answers(layers: DraftLayers, target: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the logits and what is read next, at each of TOKENS but the first."""
-    states = target(input_ids=torch.tensor([TOKENS[:-1]]), output_hidden_states=True).hidden_states
-    result = layers(torch.tensor([TOKENS[1:]]), layers.states.of(states), use_cache=False).last_hidden_state[0]
+    states = layers.states.of(target(input_ids=torch.tensor([TOKENS[:-1]]), **layers.states.options))
+    result = layers(torch.tensor([TOKENS[1:]]), states, use_cache=False).last_hidden_state[0]
     return layers.logits(result), result
 
 
@@ -103,6 +103,7 @@ def test_eagle3_without_own_vocabulary_has_the_targets_head(target: PreTrainedMo
     own = {name: value for name, value in weights.items() if name not in ("d2t", "t2d", "lm_head.weight")}
     save_file(own, folder / "model.safetensors")
     layers = loaded(folder, target)
+    assert isinstance(layers.head, torch.nn.Linear)
     assert torch.equal(layers.head.weight, target.get_output_embeddings().weight)
     assert layers.tokens(torch.eye(4)).tolist() == [0, 1, 2, 3]
     save_file({**own, "lm_head.weight": weights["lm_head.weight"]}, folder / "model.safetensors")

@@ -18,8 +18,7 @@ TOLERANCE = 1e-3  # of the largest value, in fp32
 @torch.no_grad()
 def states_of(model: PreTrainedModel, states: TargetStates, row: Sequence[int]) -> torch.Tensor:
     """Return what a draft reads of PyTorch's hidden states of `row`, (1, tokens, size)."""
-    result = model(input_ids=torch.tensor([row]), output_hidden_states=True, use_cache=False)
-    return states.of(result.hidden_states)
+    return states.of(model(input_ids=torch.tensor([row]), use_cache=False, **states.options))
 
 
 def refuse_wrong_states(executor: Executor, model: PreTrainedModel, states: TargetStates, row: Sequence[int]) -> None:

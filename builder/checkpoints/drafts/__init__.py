@@ -19,6 +19,7 @@ from builder.options import Source
 
 ARCHITECTURES = frozenset({"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator"})
 KIND, EAGLE3 = "speculators_model_type", "eagle3"
+ASSISTANTS, ASSISTANT = frozenset({"gemma4_assistant", "gemma4_unified_assistant"}), "assistant"
 MTP = "mtp"  # a layer for multi-token prediction, of the target's own checkpoint
 
 
@@ -33,6 +34,8 @@ def draft_format(draft: Source, target: Source) -> str | None:
     document = read_json(checked_folder(draft, weights=False)[0] / "config.json", default={})
     if ARCHITECTURES.intersection(document.get("architectures") or ()):
         return EAGLE3
+    if document.get("model_type") in ASSISTANTS:
+        return ASSISTANT
     return EAGLE3 if "draft_vocab_size" in document and document.get(KIND, EAGLE3) == EAGLE3 else None
 
 

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from builder.checkpoints.checkpoint import Checkpoint
-from builder.checkpoints.drafts import MTP, checked_folder, draft_format, eagle3, mtp
+from builder.checkpoints.drafts import ASSISTANT, MTP, assistant, checked_folder, draft_format, eagle3, mtp
 from builder.checkpoints.drafts.layers import DraftLayers
 from builder.checkpoints.fetch import read_card, refuse_damaged, weight_files
 from builder.common.hashing import digest_of
@@ -37,7 +37,10 @@ def load_draft(source: Source, of_target: Source, target: Checkpoint) -> HiddenS
     folder, revision = checked_folder(source, weights=True)
     files = weight_files(folder, source.model)
     refuse_damaged(files, source.model)
-    layers = eagle3.load(folder, files, source.model, target.model)
+    if name == ASSISTANT:
+        layers = assistant.load(folder, source.model, target.model)
+    else:
+        layers = eagle3.load(folder, files, source.model, target.model)
     checkpoint = replace(
         target,
         source=source.model.rstrip("/") if revision else folder.resolve().name,
@@ -64,4 +67,5 @@ def describe_draft(source: Source, of_target: Source, target: PreTrainedModel) -
     with torch.device("meta"):
         if name == MTP:
             return mtp.describe(target)
-        return eagle3.describe(checked_folder(source, weights=False)[0], source.model, target)
+        module = assistant if name == ASSISTANT else eagle3
+        return module.describe(checked_folder(source, weights=False)[0], source.model, target)

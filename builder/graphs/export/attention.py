@@ -30,7 +30,7 @@ GROUPED_SIZES = 8  # GroupQueryAttention takes heads of multiples of so many num
 # positions are in queries and keys already; the others are about kernels and the results of a forward pass.
 HARMLESS = frozenset({
     "is_causal", "position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states",
-    "output_router_logits", "return_dict", "deterministic", "logits_to_keep",
+    "output_router_logits", "return_shared_kv_states", "return_dict", "deterministic", "logits_to_keep",
     "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k",
 })  # fmt: skip
 

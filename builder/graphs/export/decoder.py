@@ -107,12 +107,12 @@ class DecoderGraph(torch.nn.Module):
         own = position_ids + self.first_position if self.first_position else position_ids
         explicit: dict[str, Any] = {"position_ids": own} if self.rows is None else {}
         if self.states is not None:
-            explicit["output_hidden_states"] = True
+            explicit |= self.states.options
         tables = looked_up(self.model, self.rows or {}, position_ids)
         lora = adding_lora(self.model, self.adapted, tuple(remaining))
         with exporting(cache), tables, lora, logits_at(self.model, positions):
             result = self.model(input_ids=input_ids, **{cache_argument(self.model): cache}, use_cache=True, **explicit)
-        hidden = () if self.states is None else (self.states.of(result.hidden_states),)
+        hidden = () if self.states is None else (self.states.of(result),)
         return result.logits, *cache.outputs(), *hidden
 
 

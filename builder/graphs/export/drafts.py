@@ -47,11 +47,13 @@ class DraftGraph(torch.nn.Module):
         hidden = result.last_hidden_state
         chosen = hidden.reshape(-1, hidden.shape[-1]).index_select(0, positions)
         logits = self.layers.logits(chosen)
-        return logits, self.layers.tokens(logits), chosen, *cache.outputs()
+        return logits, self.layers.tokens(logits), self.layers.following(chosen), *cache.outputs()
 
 
 def draft_cache_shapes(layers: DraftLayers) -> tuple[LayerShape, ...]:
     """Return the shapes of the draft's own cache. Raises ExportError."""
+    if layers.own_caches is not None:
+        return tuple(LayerShape(heads, size) for heads, size in layers.own_caches)
     embeddings = layers.backbone.get_input_embeddings().weight
     zeros = embeddings.new_zeros((*PROBE.shape, layers.states.size))
     combined = layers.combine(embeddings.new_zeros((*PROBE.shape, embeddings.shape[1])), zeros)
@@ -67,6 +69,6 @@ def export_draft(layers: DraftLayers, folder: Path, max_length: int, caches: Seq
     with refused_by_name(model):
         with fused_layers(model, max_length) as unfused:
             graph = export_step(DraftGraph(layers), caches, path, hidden_size=layers.states.size, answers=ANSWERS)
-        attending = sum(cache.heads > 0 for cache in caches)
+        attending = len(model.layers) if layers.own_caches is not None else sum(cache.heads > 0 for cache in caches)
         refuse_unfused(graph, caches, attending)
     return DecoderExport(graph, tuple(caches), attending, unfused)

@@ -161,7 +161,8 @@ class HiddenStatesDrafter(Drafter):
 
     So the first token has no place in its cache, and its cached tokens are one more than its positions. The tokens that
     it proposes run with its own hidden states, as `target` has none yet: they are not recorded as cached, and run again
-    if they are kept.
+    if they are kept. A draft whose keys and values are its target's (`drafts_in_place`) has none of those tokens: they
+    all run at the place of the last one.
     """
 
     def __init__(self, executor: Executor, target: Executor) -> None:
@@ -184,7 +185,7 @@ class HiddenStatesDrafter(Drafter):
             return []
         proposed = [token]
         while len(proposed) < count:
-            place = end - 2 + len(proposed)
+            place = end - 2 + (0 if self.executor.drafts_in_place else len(proposed))
             token, hidden_states = self.executor.draft_token(slot, proposed[-1:], place, hidden_states)
             proposed.append(token)
         return proposed

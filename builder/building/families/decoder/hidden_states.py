@@ -92,7 +92,8 @@ class BuiltDraft:
         layers, checkpoint = self.target.draft.layers, self.target.draft.checkpoint
         own = self._engine.plan_memory(self.caches, self.memory.weights, target.max_length)
         serving = decoder_serving(target, self._engine, own, self.graph, self.caches)
-        serving = needing_cpus(replace(serving, hidden_size=layers.states.size), self.spec, [self.graph])
+        serving = replace(serving, hidden_size=layers.states.size, drafts_in_place=layers.in_place)
+        serving = needing_cpus(serving, self.spec, [self.graph])
         fields = target.task.fields({})
         entries = lay_out_generating(self.spec, serving, tokenizer_json(target.tokenizer), [self.graph], fields)
         operators = Counter(self.graph.operators)
@@ -162,8 +163,8 @@ def _rows(target: Decoder, layers: DraftLayers) -> list[DraftRow]:
         read = states_of(target.checkpoint.model, layers.states, row[0].tolist())[:, :-1]
         with torch.no_grad():
             returned = layers(row[:, 1:], read, use_cache=False).last_hidden_state
-            logits = layers.logits(returned[0])
-        answer = DraftAnswer(logits.numpy(), layers.tokens(logits).numpy(), returned.numpy())
+            logits, following = layers.logits(returned[0]), layers.following(returned)
+        answer = DraftAnswer(logits.numpy(), layers.tokens(logits).numpy(), following.numpy())
         rows.append(DraftRow(row[0, 1:].numpy(), read.numpy(), answer))
     return rows
 

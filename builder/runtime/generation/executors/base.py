@@ -139,6 +139,7 @@ class Executor(ABC):
     `has_states`: True if a slot keeps states besides keys and values: those after all of its tokens, and no earlier
     ones.
     `lora`: the adapters of the slots; None: the graph takes none.
+    `drafts_in_place`: of a draft that reads hidden states: see HiddenStatesDrafter.
     `reads_hidden_states`: True for a draft that reads the hidden states of the model that it drafts for: `draft` is
     implemented.
     """
@@ -151,6 +152,7 @@ class Executor(ABC):
     has_states = False
     lora: "LoraStacks | None" = None
     reads_hidden_states = False
+    drafts_in_place = False
 
     def __init__(self, geometry: Geometry) -> None:
         self.geometry = geometry
