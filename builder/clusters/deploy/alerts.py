@@ -23,18 +23,21 @@ def alert_rules(deployment: Deployment, has_gateway: bool) -> Document:
             "ReplicasMissing",
             f"(count(up{{{job}}} == 1) or vector(0)) == 0",
             "2m",
+            "critical",
             "No replica answers Prometheus. Look at the pods, their events and the log of the container triton.",
         ),
         _rule(
             "RequestsFail",
             f"{_rate(errors)} > 0.01 * {_rate(whole)}",
             "5m",
+            "warning",
             "More than 1% of the requests fail. The log of the container triton has the reason.",
         ),
         _rule(
             "RequestsAreRefused",
             f"{_rate(refusals)} > 0.05 * {_rate(whole)}",
             "5m",
+            "warning",
             "More than 5% of the requests are refused, because a queue is full or a key has used up its limits. Add "
             "replicas, or raise the limits.",
         ),
@@ -46,12 +49,11 @@ def _rate(series: str) -> str:
     return f"sum(rate({series}[5m]))"
 
 
-def _rule(name: str, expression: str, lasting: str, description: str) -> Document:
-    severity = {"severity": "critical" if name == "ReplicasMissing" else "warning"}
+def _rule(name: str, expression: str, lasting: str, severity: str, description: str) -> Document:
     return {
         "alert": name,
         "expr": expression,
         "for": lasting,
-        "labels": severity,
+        "labels": {"severity": severity},
         "annotations": {"description": description},
     }

@@ -231,6 +231,7 @@ def make_executor(folder: Path, serving: GenerationServing, infer: "EngineModel 
     )
     opened = folder if serving.executor == "in-process" else infer
     executor: Executor = _executor_module(serving).open_executor(opened, serving, geometry)
+    executor.drafts_in_place = serving.drafts_in_place
     return executor
 
 

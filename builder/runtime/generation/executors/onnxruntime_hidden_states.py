@@ -20,9 +20,7 @@ from .onnxruntime import InPlace
 def open_executor(folder: Path, serving: GenerationServing, geometry: Geometry) -> "HiddenStatesDraft":
     """Open the graph in `folder` that serving.json names."""
     assert serving.model is not None
-    draft = HiddenStatesDraft(geometry, open_session(folder / serving.model, serving.session))
-    draft.drafts_in_place = serving.drafts_in_place
-    return draft
+    return HiddenStatesDraft(geometry, open_session(folder / serving.model, serving.session))
 
 
 class HiddenStatesDraft(InPlace):

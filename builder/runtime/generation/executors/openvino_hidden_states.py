@@ -18,9 +18,7 @@ from .openvino import OpenVinoExecutor, feeds_of
 def open_executor(folder: Path, serving: GenerationServing, geometry: Geometry) -> "HiddenStatesDraft":
     """Open the graph in `folder` that serving.json names."""
     assert serving.model is not None
-    draft = HiddenStatesDraft(folder / serving.model, geometry, serving.session)
-    draft.drafts_in_place = serving.drafts_in_place
-    return draft
+    return HiddenStatesDraft(folder / serving.model, geometry, serving.session)
 
 
 class HiddenStatesDraft(OpenVinoExecutor):
