@@ -78,8 +78,7 @@ def main() -> None:
             show("batches", figures["batches"])
         if "models" in options.parts:
             repository = folder / "models" / "repository"
-            names = cluster_models.make_models(repository, options.models)
-            figures["models"] = cluster_models.measure(repository, names, TRITONS, options.model_seconds)
+            figures["models"] = cluster_models.measure(repository, options.models, TRITONS, options.model_seconds)
             Console().print_json(data=figures["models"])
     if options.output:
         write_figures(options.output, figures)

@@ -27,7 +27,17 @@ from builder.serving.server.stubs import Stubs
 from builder.serving.server.triton import TritonServer, free_ports, running
 from scripts.benchmarks.fleet_changing import Fleet
 from scripts.benchmarks.fleet_copies import VERSIONS
-from scripts.benchmarks.fleet_serving import SHORT, Seen, ask, ask_all, counted, make_fleet, on_demand, quantiles
+from scripts.benchmarks.fleet_serving import (
+    SHORT,
+    Seen,
+    ask,
+    ask_all,
+    counted,
+    difference,
+    make_fleet,
+    on_demand,
+    quantiles,
+)
 from scripts.benchmarks.gateway import Through
 
 SHARE = 10  # of the models, one in so many fits into the memory of one Triton
@@ -37,13 +47,9 @@ MEASURED = 12  # models that are loaded to measure the memory of one
 SAMPLE_S = 5.0
 
 
-def make_models(folder: Path, count: int) -> list[str]:
-    """Return the names of tiny models; create those that are missing. Their files are hard links."""
-    return make_fleet(folder, count, 0, shared=False)
-
-
-def measure(folder: Path, names: Sequence[str], tritons: int, seconds: float) -> dict[str, Any]:
-    """Return what became of the requests in each turn; `folder`: that of `make_models`."""
+def measure(folder: Path, models: int, tritons: int, seconds: float) -> dict[str, Any]:
+    """Return what became of the requests in each turn. Models that `folder` lacks are created, of hard links."""
+    names = make_fleet(folder, models, 0, shared=False)
     server_bytes, model_bytes = sizes(folder, names[:MEASURED])
     fitting = len(names) // SHARE
     budget = server_bytes + fitting * model_bytes
@@ -119,8 +125,7 @@ def turn(
             seen, after = asking.result()
         finally:
             fleet.over.set()
-    counts = {name: after[name] - before.get(name, 0) for name in after}
-    return figures_of(seen, counts, sampling.result())
+    return figures_of(seen, difference(before, after), sampling.result())
 
 
 def _sample(servers: Sequence[TritonServer], over: threading.Event) -> list[tuple[int, float]]:

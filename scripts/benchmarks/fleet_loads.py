@@ -1,4 +1,4 @@
-"""Where the time of a load on demand goes: `scripts/bench fleet loads`.
+"""Tell where the time of a load on demand goes: `scripts/bench fleet loads`.
 
 Tiny models are loaded one after the other while nothing else runs, and then for several clients at once, in memory for
 few of them. A load is divided by the times in Triton's log and by the gateway's metrics:
@@ -36,7 +36,7 @@ from builder.serving.server.triton import free_ports, running
 from scripts.benchmarks.circumstances import circumstances, write_figures
 from scripts.benchmarks.fleet_changing import Fleet
 from scripts.benchmarks.fleet_copies import VERSIONS
-from scripts.benchmarks.fleet_serving import SHORT, ask, ask_all, counted, make_fleet, on_demand
+from scripts.benchmarks.fleet_serving import SHORT, ask, ask_all, counted, difference, make_fleet, on_demand
 from scripts.benchmarks.gateway import Through
 
 ALONE = 12  # loads while nothing else runs
@@ -83,7 +83,7 @@ def measure(repository: Path, names: Sequence[str], options: argparse.Namespace)
             before = await counted(through)
             for name in names[:ALONE]:
                 assert (await ask(through, name, SHORT[0]))[0] == 200
-            return _difference(before, await counted(through))
+            return difference(before, await counted(through))
 
         figures["alone"] = stages(server.log, asyncio.run(one_after_the_other()))
         usage = processes.usage()
@@ -96,15 +96,11 @@ def measure(repository: Path, names: Sequence[str], options: argparse.Namespace)
             before = await counted(through)
             asked = argparse.Namespace(seconds=options.seconds, zipf=1.1, clients=options.clients)
             seen, after = await ask_all(through, fleet, asked)
-            return len(seen.ms), [*seen.failures, *seen.wrong], _difference(before, after)
+            return len(seen.ms), [*seen.failures, *seen.wrong], difference(before, after)
 
         requests, problems, counts = asyncio.run(traffic())
         figures["under load"] = {"requests": requests, "problems": problems, **stages(server.log, counts)}
     return figures
-
-
-def _difference(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
-    return {name: after[name] - before.get(name, 0) for name in after}
 
 
 @dataclass(frozen=True)
@@ -136,8 +132,10 @@ def stages(log: Sequence[str], counts: dict[str, float]) -> dict[str, Any]:
 def read_event(line: str) -> Event | None:
     """Return what a line of Triton's log says about a model, if it does."""
     time = TIME.match(line)
-    for kind, pattern in EVENTS.items() if time else ():
-        if time is not None and (found := pattern.search(line)):
+    if time is None:
+        return None
+    for kind, pattern in EVENTS.items():
+        if found := pattern.search(line):
             at = datetime.strptime(time[1], "%H:%M:%S.%f")
             return Event(kind, found[1], at.hour * 3600 + at.minute * 60 + at.second + at.microsecond / 1e6)
     return None

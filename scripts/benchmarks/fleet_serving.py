@@ -19,7 +19,7 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -204,7 +204,12 @@ def traffic(through: Through, fleet: Fleet, options: argparse.Namespace) -> dict
         fleet.over.set()
         for thread in threads:
             thread.join()
-    return figures_of(fleet, seen, {name: after[name] - before.get(name, 0) for name in after}, options)
+    return figures_of(fleet, seen, difference(before, after), options)
+
+
+def difference(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """Return by how much each of the gateway's metrics grew."""
+    return {name: value - before.get(name, 0) for name, value in after.items()}
 
 
 async def ask_all(through: Through, fleet: Fleet, options: argparse.Namespace) -> tuple[Seen, dict[str, float]]:

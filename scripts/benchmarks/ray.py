@@ -1,4 +1,4 @@
-"""How replicas on Ray start and stop: `scripts/bench ray`.
+"""Measure how replicas on Ray start and stop: `scripts/bench ray`.
 
 Clients ask for embeddings of all-MiniLM-L6-v2 in int8 until Ray has started a second replica; then they stop until Ray
 has ended it. No request may fail. `scripts/bench cluster` measures what a fleet on Ray costs.

@@ -58,8 +58,7 @@ def sentence_transformers_openvino(kind: str, folder: Path, precision: str, thre
 
 def sentence_transformers_openvino_dynamic(kind: str, folder: Path, precision: str, threads: int) -> Answers:
     """Open the same backend on 8-bit weights, with activations that OpenVINO rounds to 8 bits as it runs."""
-    options = {"ov_config": _openvino_options(precision, threads), "file_name": OPENVINO["int8-weights"]}
-    return _answers(kind, _open(kind, folder, "openvino", options))
+    return sentence_transformers_openvino(kind, folder, "int8-weights", threads)
 
 
 def _openvino_options(precision: str, threads: int) -> dict[str, Any]:
