@@ -161,8 +161,18 @@ def _code(code: Any, above: tuple[object, ...] = ()) -> str:
     It includes the values in a function's closure and defaults, which its definition does not name. `above`: the
     functions that have this one among their values.
     """
-    text = _name(code) + (digest_of(code.__module__, code.__qualname__.split(".")[0]) if _is_ours(code) else "")
+    text = _name(code) + (_definition(code) if _is_ours(code) else "")
     return text + "".join(_value(value, (*above, code)) for value in _held(code))
+
+
+def _definition(code: Any) -> str:
+    """Return a hash of a definition; of a lambda outside of functions, which has no name, what it computes."""
+    outermost = code.__qualname__.split(".")[0]
+    if outermost != "<lambda>":
+        return digest_of(code.__module__, outermost)
+    inner = code.__code__
+    reached = [digest_of(code.__module__, name) for name in inner.co_names]
+    return repr((inner.co_code, inner.co_consts, inner.co_names, reached))
 
 
 def _value(value: object, above: tuple[object, ...]) -> str:

@@ -160,6 +160,20 @@ def test_code_hash_covers_the_replaced_bias_of_t5(monkeypatch: pytest.MonkeyPatc
     assert looked_up >= {("builder.graphs.export.architectures.t5", name) for name in ("bias_by_row", "buckets")}
 
 
+LAMBDAS: list[Callable[[int], object]] = [
+    lambda x: x + 1,
+    lambda x: x + 2,
+    lambda x: x * 2,
+    lambda x: _within(abs)(x),
+    lambda x: _by_default(x),
+]
+
+
+def test_code_hash_tells_lambdas_of_a_module_apart() -> None:
+    """Regression: a norm got the graph of another norm of its module, which differed in a lambda alone."""
+    assert len({cached_exports._code(one) for one in LAMBDAS}) == len(LAMBDAS)
+
+
 def _asked(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, ...]]:
     """Return the definitions that a hash covers."""
     looked_up: set[tuple[str, ...]] = set()
