@@ -166,13 +166,14 @@ def _code(code: Any, above: tuple[object, ...] = ()) -> str:
 
 
 def _definition(code: Any) -> str:
-    """Return a hash of a definition; of a lambda outside of functions, which has no name, what it computes."""
-    outermost = code.__qualname__.split(".")[0]
-    if outermost != "<lambda>":
-        return digest_of(code.__module__, outermost)
+    """Return a hash of a definition; of a lambda, which its name does not tell from others, of its code too."""
+    names = code.__qualname__.split(".")
+    digest = digest_of(code.__module__, names[0])
+    if names[-1] != "<lambda>":
+        return digest
     inner = code.__code__
     reached = [digest_of(code.__module__, name) for name in inner.co_names]
-    return repr((inner.co_code, inner.co_consts, inner.co_names, reached))
+    return repr((digest, inner.co_code, inner.co_consts, inner.co_names, reached))
 
 
 def _value(value: object, above: tuple[object, ...]) -> str:

@@ -169,9 +169,10 @@ LAMBDAS: list[Callable[[int], object]] = [
 ]
 
 
-def test_code_hash_tells_lambdas_of_a_module_apart() -> None:
+def test_code_hash_tells_lambdas_apart() -> None:
     """Regression: a norm got the graph of another norm of its module, which differed in a lambda alone."""
-    assert len({cached_exports._code(one) for one in LAMBDAS}) == len(LAMBDAS)
+    inside: list[Callable[[int], object]] = [lambda x: x + 1, lambda x: x + 2]
+    assert len({cached_exports._code(one) for one in [*LAMBDAS, *inside]}) == len(LAMBDAS) + len(inside)
 
 
 def _asked(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, ...]]:
