@@ -20,6 +20,7 @@ from xdist.remote import Producer
 from builder.building.pipeline import build
 from builder.building.variants import timing, traffic
 from builder.clusters.ray.cluster import LOOPBACK, RAY_TIMEOUTS
+from builder.common.cache import entries
 from builder.engines.gpu import gpus
 from builder.options import make_spec
 from builder.serving.client.client import Client
@@ -54,6 +55,14 @@ def _short_timings() -> Iterator[None]:
         patch.setattr(traffic, "MAX_MEASURED_S", 0.0)
         patch.setattr(timing, "WARM_UP_RUNS", 1)
         patch.setattr(timing, "MIN_RUNS", 2)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cache_on_a_full_disk() -> Iterator[None]:
+    """Let the build cache keep stages however full the disk is; tests of its limit set their own share."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(entries, "FREE_DISK_SHARE", 0.0)
         yield
 
 

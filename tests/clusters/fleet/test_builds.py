@@ -22,6 +22,9 @@ from builder.clusters.fleet.executor import BuildOutcome, BuildProgress
 from builder.clusters.fleet.view import LineView
 from builder.commands import build_many
 
+# Workers are other processes: as conftest.py does for this one, let their cache keep stages however full the disk is.
+ROOMY_DISK = "from builder.common.cache import entries\nentries.FREE_DISK_SHARE = 0.0\n"
+
 
 class Killing(LineView):
     """View that kills the worker of the model `killed` during its build."""
@@ -64,7 +67,8 @@ class Ran:
 @pytest.fixture(scope="module")
 def ran(checkpoint: Callable[[str], Path], module_folder: Callable[[str], Path]) -> Ran:
     """Build four models on one worker: one is killed, one cannot be built, one is good, and one does not exist."""
-    folder = module_folder("fleet")
+    folder, startup = module_folder("fleet"), module_folder("startup")
+    (startup / "sitecustomize.py").write_text(ROOMY_DISK)
     (folder / "broken").mkdir()
     (folder / "broken" / "config.json").write_text("{}")
     output, models = folder / "model_repository", folder / "models.yaml"
@@ -77,6 +81,7 @@ def ran(checkpoint: Callable[[str], Path], module_folder: Callable[[str], Path])
         patch.setenv("BUILD_REPO_CACHE", str(folder / "cache"))
         patch.setenv("HF_HUB_OFFLINE", "1")
         patch.setenv("TMPDIR", str(folder))
+        patch.setenv("PYTHONPATH", str(startup))
         patch.setattr(signal, "signal", lambda *_: None)
         patch.setattr(build_many, "LineView", Killing)
         written, printed = Console(record=True, width=500), []

@@ -31,7 +31,6 @@ def entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CacheEntries:
     """Return an empty cache."""
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "cache"))
     monkeypatch.delenv(LIMIT_VARIABLE, raising=False)
-    monkeypatch.setattr("builder.common.cache.entries.FREE_DISK_SHARE", 0.0)  # the disk may be nearly full
     return CacheEntries(tmp_path / "cache")
 
 

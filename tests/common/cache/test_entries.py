@@ -179,8 +179,9 @@ def test_processes_share_the_cache_while_it_is_pruned(tmp_path: Path) -> None:
     program = """
 import sys
 from pathlib import Path
-from builder.common.cache.entries import CacheEntries
-entries, place, own = CacheEntries(Path(sys.argv[1])), Path(sys.argv[2]), sys.argv[3]
+from builder.common.cache import entries as cache
+cache.FREE_DISK_SHARE = 0.0
+entries, place, own = cache.CacheEntries(Path(sys.argv[1])), Path(sys.argv[2]), sys.argv[3]
 whole = 0
 for turn in range(60):
     graph = f"graph {turn % 3}".encode() * 2000
