@@ -16,7 +16,7 @@ from builder.common.addresses import store_address
 from builder.common.errors import RepositoryError, SpecError
 
 if TYPE_CHECKING:
-    from builder.clusters.deploy.deployment import Deployment
+    from builder.clusters.deploy.deployment import Deployment, LoadingOnDemand
 
 
 def parser() -> argparse.ArgumentParser:
@@ -69,14 +69,28 @@ def parser() -> argparse.ArgumentParser:
         "--memory-gb",
         type=positive,
         metavar="GB",
-        help="memory of a replica in 10^9 bytes, without /dev/shm (default: as built, or planned)",
+        help="memory of a replica in 10^9 bytes, without /dev/shm (default: as built, or planned); with "
+        "--load-on-demand, what each Triton and its loaded models may take, without a default",
+    )
+    add(
+        "--load-on-demand",
+        action="store_true",
+        help="run the Tritons in pods of their own, behind two gateways that load each model when it is asked for, on "
+        "the Triton that has memory for it",
+    )
+    add(
+        "--pin",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="with --load-on-demand: a model that is loaded at once and stays, on every Triton; may be repeated",
     )
     add(
         "--replicas",
         type=count,
         default=2,
         metavar="N",
-        help="replicas at first, and the fewest that there are (default 2)",
+        help="replicas at first, and the fewest that there are; with --load-on-demand, of Triton (default 2)",
     )
     add("--max-replicas", type=count, metavar="N", help="the most replicas: more are started while requests wait")
     add(
@@ -142,8 +156,9 @@ def run(options: argparse.Namespace) -> int:
 
 def _deployment(options: argparse.Namespace) -> Deployment:
     """Return the deployment that the options describe. Raises SpecError and RepositoryError."""
-    from builder.clusters.deploy.contents import as_built, as_planned, pulled_bytes, read_deployed_models
+    from builder.clusters.deploy.contents import pulled_bytes, read_deployed_models
     from builder.clusters.deploy.deployment import Deployment, Scaling, SecretNames, check_deployment
+    from builder.clusters.deploy.sizes import as_built, as_loaded_on_demand, as_planned
     from builder.options import PodOptions, load_pod_options
     from builder.repository.signing_keys import trusted_text
 
@@ -151,8 +166,10 @@ def _deployment(options: argparse.Namespace) -> Deployment:
         raise SpecError("--max-replicas and --prometheus go together: Prometheus knows how long requests wait")
     stored = store_address(options.repository) is not None
     models = read_deployed_models(options.repository, options.model)
-    memory = None if options.memory_gb is None else round(options.memory_gb * 1e9)
-    if options.plan is None:
+    memory, loading = None if options.memory_gb is None else round(options.memory_gb * 1e9), _on_demand(options)
+    if loading is not None:
+        size = as_loaded_on_demand(models, loading, options.cores)
+    elif options.plan is None:
         size = as_built(models, options.cores, memory)
     else:
         models, size = as_planned(models, options.plan, options.replicas, options.cores)
@@ -177,8 +194,24 @@ def _deployment(options: argparse.Namespace) -> Deployment:
             pooled=options.inference_pool,
             pulled=pulled_bytes(options.repository, models) if stored else None,
             pod=PodOptions() if described is None else load_pod_options(described),
+            on_demand=loading,
         )
     )
+
+
+def _on_demand(options: argparse.Namespace) -> LoadingOnDemand | None:
+    """Return the options of loading on demand. Raises SpecError for options that do not go together."""
+    from builder.clusters.deploy.deployment import LoadingOnDemand
+
+    if not options.load_on_demand:
+        if options.pin:
+            raise SpecError("--pin says what --load-on-demand loads at once; give that too")
+        return None
+    if options.plan is not None:
+        raise SpecError("--plan sizes replicas that have all models loaded: with --load-on-demand leave it out")
+    if options.memory_gb is None:
+        raise SpecError("--load-on-demand needs the memory that each Triton and its models may take: --memory-gb N")
+    return LoadingOnDemand(round(options.memory_gb * 1e9), tuple(dict.fromkeys(options.pin)))
 
 
 def _write(folder: Path, files: Mapping[str, str]) -> None:

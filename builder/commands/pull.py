@@ -7,6 +7,7 @@ from pathlib import Path
 
 from builder.commands import PLACE_HELP, REPOSITORY, VERIFY_KEY_HELP, count, screen
 from builder.common.addresses import split_version
+from builder.common.errors import SpecError
 from builder.options.choices import KEEP
 from builder.repository.stores.opening import chosen_version, open_versions
 
@@ -26,10 +27,18 @@ def parser() -> argparse.ArgumentParser:
         "--keep", type=count, default=KEEP, metavar="N", help=f"versions that remain in the repository (default {KEEP})"
     )
     add("--verify-key", type=Path, metavar="FILE", help=f"take only what was signed: {VERIFY_KEY_HELP}")
+    add(
+        "--without-weights",
+        action="store_true",
+        help="fetch configurations and reports alone, for a gateway with --load-on-demand; all other files are empty, "
+        "with their size, so that no Triton can load them",
+    )
     return arguments
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.without_weights:
+        return _describe(options)
     with screen.status("loading what checks a repository"):
         from builder.repository.stores.transfer import pull
     store = open_versions(options.store)
@@ -40,6 +49,24 @@ def run(options: argparse.Namespace) -> int:
         screen.print(
             f"[green]✓[/] version {pulled.manifest.version} of {name} is served in {options.repository}: "
             f"{pulled.fetched / 1e6:.1f} MB fetched",
+            soft_wrap=True,
+        )
+    return 0
+
+
+def _describe(options: argparse.Namespace) -> int:
+    """Pull versions without their weights. Raises SpecError and RepositoryError."""
+    from builder.repository.stores.description import fetch_description
+
+    if options.verify_key is not None:
+        raise SpecError("--verify-key reads all files, and --without-weights leaves some out: leave out one of them")
+    store = open_versions(options.store)
+    for name, version in map(split_version, options.name):
+        manifest = store.manifest(name, chosen_version(options.store, version or options.version))
+        fetched = fetch_description(manifest, store, options.repository)
+        screen.print(
+            f"[green]✓[/] version {manifest.version} of {name} is described in {options.repository}: "
+            f"{fetched / 1e6:.1f} MB fetched",
             soft_wrap=True,
         )
     return 0

@@ -1,7 +1,6 @@
-"""Models of a repository that can be deployed, read from a folder or a store, and the resources of a replica of them.
+"""Models of a repository that can be deployed, read from a folder or a store.
 
-A shared front is one model: one process that answers for encoders which have no front of their own. Resources are those
-of a models.yaml that describes a load, or as the models were built.
+A shared front is one model: one process that answers for encoders which have no front of their own.
 """
 
 from __future__ import annotations
@@ -9,33 +8,24 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-from builder.clusters.deploy.deployment import DeployedModel, ReplicaSize, digest_of_model
+from builder.clusters.deploy.deployment import DeployedModel, PulledBytes, digest_of_model
 from builder.clusters.deploy.whole_checkpoint import whole_checkpoint
 from builder.common.addresses import split_version, store_address
 from builder.common.engines import ENGINES
 from builder.common.errors import RepositoryError, SpecError
-from builder.repository.config.arguments import RESPONSE_CACHE
-from builder.repository.config.render import CONFIG
 from builder.repository.report.record import REPORT, read_report
 from builder.repository.sharing.hosting import MODELS, NAMES_THE_MODEL, config_of, hosted_repositories, read_hosted
-from builder.repository.stores.opening import VersionStore, chosen_version, open_versions
-from builder.repository.stores.store import Manifest
+from builder.repository.stores.description import describing_blobs, fetch_description
+from builder.repository.stores.opening import chosen_version, open_versions
 from builder.repository.versions import entry_names, is_front
 from builder.runtime.contract import FILE, ContractError, GenerationServing, load, load_shared
 from builder.runtime.hosted import HostedModel
+from builder.serving.gateway.residency.memory import estimate_memory
 from builder.serving.plan.built import plan_built
-from builder.serving.plan.lines import ModelPlan, PlanLine, all_memory, all_shared_memory, gpu_count, megabytes
+from builder.serving.plan.lines import ModelPlan, PlanLine, megabytes
 from builder.serving.plan.needs import served_version
-
-DESCRIBING_FILES = (  # the files that describe a version
-    CONFIG,
-    REPORT,
-    FILE,
-    *(facts.model_file for facts in ENGINES.values() if facts.runs_checkpoint),
-)
 
 
 def read_deployed_models(repository: str, requested: Sequence[str] = ()) -> tuple[DeployedModel, ...]:
@@ -50,28 +40,18 @@ def read_deployed_models(repository: str, requested: Sequence[str] = ()) -> tupl
     with tempfile.TemporaryDirectory(prefix="outline-") as folder:
         for name in versions or store.models():
             version = chosen_version(repository, versions.get(name))
-            _fetch_descriptions(store.manifest(name, version), store, Path(folder))
+            fetch_description(store.manifest(name, version), store, Path(folder))
         return _of_folder(Path(folder), {}, repository)
 
 
-def _fetch_descriptions(manifest: Manifest, store: VersionStore, folder: Path) -> None:
-    """Write to `folder` the files that describe a version of a store."""
-    for path, blob in manifest.files.items():
-        entry, *_, file = PurePosixPath(path).parts
-        if file not in DESCRIBING_FILES or path != f"{entry}/{manifest.version}/{file}":
-            continue
-        target = folder / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        store.get(blob, target)
-        if file in (CONFIG, REPORT):
-            (folder / entry / file).write_bytes(target.read_bytes())
-
-
-def pulled_bytes(url: str, models: Sequence[DeployedModel]) -> int:
-    """Return the bytes of the files that a replica pulls from the store at `url`. Raises RepositoryError."""
+def pulled_bytes(url: str, models: Sequence[DeployedModel]) -> PulledBytes:
+    """Return the bytes of the files that pods pull from the store at `url`. Raises RepositoryError."""
     store = open_versions(url)
     manifests = [store.manifest(model.name, model.version) for model in models]
-    return sum(blob.size for manifest in manifests for blob in manifest.files.values())
+    files = [manifest.files.values() for manifest in manifests]
+    describing = [describing_blobs(manifest).values() for manifest in manifests]
+    whole, described = (sum(blob.size for blobs in parts for blob in blobs) for parts in (files, describing))
+    return PulledBytes(whole, described)
 
 
 def _of_folder(folder: Path, versions: dict[str, int | None], origin: str = "") -> tuple[DeployedModel, ...]:
@@ -113,6 +93,7 @@ def _model(folder: Path, name: str) -> DeployedModel:
         plan=plan_built(folder, name),
         digest=digest_of_model([report], [config_of(folder / entry) for entry in folders]),
         card=report.gpu,
+        estimate=estimate_memory(folder, name, int(version.name)).size,
     )
 
 
@@ -150,55 +131,3 @@ def _shared_front(folder: Path, name: str, hosted: Mapping[str, HostedModel]) ->
         plan=ModelPlan(name, (memory,), {}, size, shm),
         digest=digest_of_model(reports, configs),
     )
-
-
-def as_built(models: Sequence[DeployedModel], cores: int | None, memory: int | None = None) -> ReplicaSize:
-    """Return the size with `cores` and `memory` bytes, or what the models take.
-
-    Raises SpecError if neither is known.
-    """
-    plans = [model.plan for model in models]
-    unknown = [plan.name for plan in plans if not plan.memory]
-    if memory is None and unknown:
-        raise SpecError(
-            f"{unknown[0]} is downloaded where it is served, and the size of its weights was not known to its build: "
-            "say how much memory a replica has: --memory-gb N"
-        )
-    gpus = gpu_count(device for plan in plans for device in plan.gpu_memory)
-    size = memory or all_memory(plans)
-    return ReplicaSize(cores or _cores(plans), size, all_shared_memory(plans), RESPONSE_CACHE, gpus)
-
-
-def as_planned(
-    models: Sequence[DeployedModel], file: Path, replicas: int, cores: int | None
-) -> tuple[tuple[DeployedModel, ...], ReplicaSize]:
-    """Return the models and the size by the numbers of `build-repo plan --pods`.
-
-    The numbers are for the `load:` and `machine:` of a models.yaml; the `replicas` share the requests equally. Raises
-    SpecError if a model that is deployed has no load there, or the load is too high.
-    """
-    from builder.options import load_specs
-    from builder.serving.plan.machine import plan  # loads torch
-
-    plans, machine = plan(load_specs(file), replicas)
-    by_name = {one.name: one for one in plans}
-    missing = [model.name for model in models if model.name not in by_name]
-    if missing:
-        raise SpecError(
-            f"{file} has no load for {missing[0]}, which is to be deployed; it has one for {', '.join(by_name)}"
-        )
-    lacking = [f"{one.name}: {text}" for one in plans for text in one.lacking] + list(machine.lacking)
-    if lacking:
-        raise SpecError(
-            f"{file}: the load cannot be held ({lacking[0]}); see all: build-repo plan {file} --pods {replicas}"
-        )
-    cache = machine.response_cache or RESPONSE_CACHE
-    size = ReplicaSize(cores or machine.cores, machine.memory, machine.shm, cache, machine.gpus)
-    return tuple(replace(model, plan=by_name[model.name]) for model in models), size
-
-
-def _cores(plans: Sequence[ModelPlan]) -> int:
-    open_ended = [plan.name for plan in plans if plan.cores is None]
-    if open_ended:
-        raise SpecError(f"how many cores {open_ended[0]} needs is not known: say how many a replica has: --cores N")
-    return max(1, *(round(plan.cores or 0) for plan in plans))

@@ -51,6 +51,7 @@ class DeployedModel:
     container: str = PLAIN  # the end of the tag of NVIDIA's image that has its engine
     downloads: bool = False  # its engine downloads the checkpoint when it starts
     gpu_share: float = 0.0  # of the memory of each of its cards, if its engine takes a fixed share
+    estimate: int = 0  # bytes that a gateway counts for it before it loads it on demand
 
 
 def digest_of_model(reports: Iterable[BuildReport], configs: Sequence[ModelConfig]) -> str:
@@ -91,6 +92,22 @@ class Scaling:
 
 
 @dataclass(frozen=True)
+class LoadingOnDemand:
+    """Tritons behind gateways that load models into `memory` bytes of each; `pins`: models that are always loaded."""
+
+    memory: int
+    pins: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PulledBytes:
+    """Bytes that a pod pulls from the store: `whole` versions, or what is `described` of them."""
+
+    whole: int
+    described: int
+
+
+@dataclass(frozen=True)
 class SecretNames:
     """Names of the cluster's own secrets.
 
@@ -111,7 +128,8 @@ class Deployment:
     None if it was not given; `endpoint`: of the object store, if it is not the scheme's own; `trusted`: the public key,
     or the certificates, that pulled models must be signed with (PEM); `probed`: models whose replicas are probed;
     `monitored`: Prometheus' operator is there; `pooled`: an inference gateway chooses the replica; `pod`: requirements
-    of the cluster for each pod; `pulled`: bytes that a replica pulls from the store, None if unknown.
+    of the cluster for each pod; `pulled`: from the store, None if unknown; `on_demand`: models are loaded when they are
+    asked for, by gateways in pods of their own.
     """
 
     name: str
@@ -130,7 +148,8 @@ class Deployment:
     monitored: bool = False
     pooled: bool = False
     pod: PodOptions = field(default_factory=PodOptions)
-    pulled: int | None = None
+    pulled: PulledBytes | None = None
+    on_demand: LoadingOnDemand | None = None
 
     @property
     def release(self) -> str:
@@ -189,6 +208,7 @@ def check_deployment(deployment: Deployment) -> Deployment:
             f"--verify-key is for what replicas pull; the models of {deployment.repository} go into the image: verify "
             f"them before it is built (build-repo verify {deployment.repository} --key FILE)"
         )
+    _check_on_demand(deployment)
     if deployment.pooled and deployment.secrets.keys:
         raise SpecError("--inference-pool and --keys-secret: an endpoint picker asks for metrics without a key")
     return deployment
@@ -232,6 +252,28 @@ def _check_engines(deployment: Deployment) -> None:
             f"{deployment.repository} has models built for {' and '.join(cards)}, which one node does not have: deploy "
             "those of each by themselves (--model NAME), or build them again for one card (--gpu)"
         )
+
+
+def _check_on_demand(deployment: Deployment) -> None:
+    """Raise SpecError for what loading on demand does not have."""
+    if deployment.on_demand is None:
+        return
+    if not deployment.stored:
+        raise SpecError(
+            f"--load-on-demand is for pods that pull, and the models of {deployment.repository} go into the image: "
+            "push them to an object store (build-repo push), and name that with --repository"
+        )
+    for option, is_given, reason in (
+        ("--probe", deployment.probed, "a model that is not loaded answers no probe"),
+        (
+            "--max-replicas",
+            deployment.scaling,
+            "requests also wait for models to be loaded, which replicas do not help",
+        ),
+        ("--inference-pool", deployment.pooled, "the gateways choose the Triton themselves"),
+    ):
+        if is_given:
+            raise SpecError(f"{option} and --load-on-demand do not go together: {reason}; leave one of them out")
 
 
 def _check_store(deployment: Deployment) -> None:

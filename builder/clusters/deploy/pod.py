@@ -8,6 +8,7 @@ https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers/ and .../p
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ GATEWAY_PORT = DEFAULT_PORT
 MIN_KUBERNETES = "1.30"  # the first Kubernetes that by default has sidecars and a preStop that sleeps
 NOBODY_UID = 65534  # the user of the images of the gateway and the pull
 PRESTOP_SLEEP_S = 10  # until all proxies know that the pod is shutting down
+GATEWAY_DRAIN_S = round(GatewaySettings().drain_s)
 START_TIMEOUT_S, GPU_START_TIMEOUT_S = 300, 1800  # to load the models; with a GPU, to compile engines first
 STARTUP_PROBE_PERIOD_S = 5
 LOAD_BYTES_PER_S = 50_000_000  # large models get longer to load: a slow disk on a machine's network
@@ -48,6 +50,7 @@ GATEWAY_CPU, GATEWAY_MEMORY = "500m", 512 << 20  # one event loop; 94 MB were me
 PULL_CPU, PULL_MEMORY = "500m", 1 << 30
 PULL_MARGIN = 64 << 20  # bytes of a volume for configurations and folders
 Document = dict[str, Any]
+PULLED_MODELS: Document = {"name": "models", "mountPath": MODELS_FOLDER, "subPath": "models", "readOnly": True}
 
 
 def labels(deployment: Deployment) -> Document:
@@ -60,16 +63,23 @@ def labels(deployment: Deployment) -> Document:
 
 def pod(deployment: Deployment) -> Document:
     """Return the spec of a pod. Raises SpecError if the deployment names no registry."""
-    drain = round(GatewaySettings().drain_s)
+    sidecar = {**triton(deployment), "restartPolicy": "Always"}
+    return {
+        **pod_settings(deployment, PRESTOP_SLEEP_S + GATEWAY_DRAIN_S + EXIT_TIMEOUT_S),
+        "initContainers": [*pulls(deployment), sidecar],
+        "containers": [gateway(deployment, f"--url=127.0.0.1:{GRPC_PORT}")],
+        "volumes": volumes(deployment),
+    }
+
+
+def pod_settings(deployment: Deployment, stop_s: int) -> Document:
+    """Return the settings of a pod that apply to all of its containers, which stop within `stop_s` seconds."""
     return {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": PRESTOP_SLEEP_S + drain + EXIT_TIMEOUT_S + 10,
+        "terminationGracePeriodSeconds": stop_s + 10,
         "securityContext": pod_security(),
         "topologySpreadConstraints": spread(deployment),
-        "initContainers": [*pulls(deployment), {**triton(deployment), "restartPolicy": "Always"}],
-        "containers": [gateway(deployment)],
-        "volumes": volumes(deployment),
         **placement(deployment),
     }
 
@@ -132,8 +142,11 @@ def image_steps(deployment: Deployment, output: Path) -> list[str]:
     return [build_command(deployment, name, output), f"docker push {name}"]
 
 
-def pulls(deployment: Deployment) -> list[Document]:
-    """Return the container that pulls models: one version of each, the same for all replicas."""
+def pulls(deployment: Deployment, with_weights: bool = True) -> list[Document]:
+    """Return the container that pulls models: one version of each, the same for all replicas.
+
+    Without weights it pulls what a gateway reads, unless signatures are to be verified, which needs all files.
+    """
     if not deployment.stored:
         return []
     names = [f"{model.name}@{model.version}" for model in deployment.models]
@@ -146,8 +159,10 @@ def pulls(deployment: Deployment) -> list[Document]:
         "resources": {"requests": {"cpu": PULL_CPU, "memory": PULL_MEMORY}, "limits": {"memory": PULL_MEMORY}},
         "volumeMounts": [{"name": "models", "mountPath": "/pulled"}, {"name": "tmp", "mountPath": "/tmp"}],
     }
-    if deployment.pulled is not None:  # counts for the pod as long as it lives
-        container["resources"]["requests"]["ephemeral-storage"] = deployment.pulled
+    if (pulled := _pulled(deployment, with_weights)) is not None:  # counts for the pod as long as it lives
+        container["resources"]["requests"]["ephemeral-storage"] = pulled
+    if deployment.trusted is None and not with_weights:
+        container["args"].append("--without-weights")
     if deployment.trusted is not None:
         container["args"].append(f"--verify-key={TRUSTED}/{TRUSTED_KEY}")
         container["volumeMounts"].append({"name": "trusted", "mountPath": TRUSTED, "readOnly": True})
@@ -161,11 +176,19 @@ def pulls(deployment: Deployment) -> list[Document]:
     return [container]
 
 
+def _pulled(deployment: Deployment, with_weights: bool) -> int | None:
+    """Return the bytes that a pod pulls; None if they are unknown."""
+    pulled = deployment.pulled
+    if pulled is None:
+        return None
+    return pulled.whole if with_weights or deployment.trusted is not None else pulled.described
+
+
 def triton(deployment: Deployment) -> Document:
     """Return the server's container, with the arguments and the numbers of docker-compose.yml."""
     mounts: list[Document] = [{"name": "shm", "mountPath": "/dev/shm"}, {"name": "tmp", "mountPath": "/tmp"}]
     if deployment.stored:
-        mounts.append({"name": "models", "mountPath": MODELS_FOLDER, "subPath": "models", "readOnly": True})
+        mounts.append(PULLED_MODELS)
     if deployment.on_gpu:
         mounts.append({"name": "cache", "mountPath": HOME if deployment.runs_checkpoints else CACHED_ENGINES})
     own = {"HOME": HOME} if deployment.runs_checkpoints else {}
@@ -179,7 +202,7 @@ def triton(deployment: Deployment) -> Document:
         "args": (
             arguments_of_backend(deployment.release)
             if deployment.runs_checkpoints
-            else arguments(deployment.release, deployment.size.response_cache)
+            else arguments(deployment.release, deployment.size.response_cache, deployment.on_demand is not None)
         ),
         "env": [
             {"name": name, "value": value} for name, value in {"PYTHONDONTWRITEBYTECODE": "1", **OFF, **own}.items()
@@ -191,11 +214,11 @@ def triton(deployment: Deployment) -> Document:
             {"name": "metrics", "containerPort": METRICS_PORT},
         ],
         "startupProbe": {
-            **ready_probe(()),
+            **ready_probe(replace(deployment, probed=())),
             "periodSeconds": STARTUP_PROBE_PERIOD_S,
             "failureThreshold": start_timeout_s(deployment) // STARTUP_PROBE_PERIOD_S,
         },
-        "readinessProbe": {**ready_probe(deployment.probed), "periodSeconds": 5, "timeoutSeconds": 5},
+        "readinessProbe": {**ready_probe(deployment), "periodSeconds": 5, "timeoutSeconds": 5},
         "livenessProbe": live_probe(deployment),
         "securityContext": security,
         "resources": resources(deployment),
@@ -222,13 +245,13 @@ def resources(deployment: Deployment) -> Document:
     }
 
 
-def gateway(deployment: Deployment) -> Document:
-    """Return the container of the one port for clients; it is ready while the Triton beside it is."""
+def gateway(deployment: Deployment, *tritons: str) -> Document:
+    """Return the container of the one port for clients; it is ready while one of its `tritons` is (its options)."""
     health = {"periodSeconds": 5, "timeoutSeconds": 3}
     container: Document = {
         "name": "gateway",
         "image": image(deployment, "gateway"),
-        "args": [f"--url=127.0.0.1:{GRPC_PORT}", "--host=0.0.0.0", f"--port={GATEWAY_PORT}"],
+        "args": [*tritons, "--host=0.0.0.0", f"--port={GATEWAY_PORT}"],
         "ports": [{"name": "gateway", "containerPort": GATEWAY_PORT}],
         "readinessProbe": {"httpGet": {"path": "/health/ready", "port": "gateway"}, **health},
         "livenessProbe": {"httpGet": {"path": "/health", "port": "gateway"}, **health, "failureThreshold": 6},
@@ -251,17 +274,21 @@ def gateway(deployment: Deployment) -> Document:
 def volumes(deployment: Deployment) -> list[Document]:
     """Return /dev/shm of the plan's size, /tmp, and the volumes for pulled models and what is compiled."""
     shm = {"medium": "Memory", "sizeLimit": deployment.size.shm}
-    entries: list[Document] = [
-        {"name": "shm", "emptyDir": shm},
-        *({"name": name, "emptyDir": {}} for name in ("tmp", *(["models"] if deployment.stored else []))),
-    ]
+    entries: list[Document] = [{"name": "shm", "emptyDir": shm}, *pull_volumes(deployment)]
     if deployment.on_gpu:
         claim = deployment.pod.cache_claim
         kind = {"emptyDir": {}} if claim is None else {"persistentVolumeClaim": {"claimName": claim}}
         entries.append({"name": "cache", **kind})
-    if deployment.pulled is not None:  # twice: where links are not possible, the pull copies
-        limit = {"sizeLimit": 2 * deployment.pulled + PULL_MARGIN}
-        entries = [{**entry, "emptyDir": limit} if entry["name"] == "models" else entry for entry in entries]
+    return entries
+
+
+def pull_volumes(deployment: Deployment, with_weights: bool = True) -> list[Document]:
+    """Return /tmp, and the volumes of a pull."""
+    entries: list[Document] = [{"name": "tmp", "emptyDir": {}}]
+    if deployment.stored:
+        pulled = _pulled(deployment, with_weights)
+        limit = {} if pulled is None else {"sizeLimit": 2 * pulled + PULL_MARGIN}  # without links, the pull copies
+        entries.append({"name": "models", "emptyDir": limit})
     if deployment.login is not None:
         items = [{"key": ".dockerconfigjson", "path": "config.json"}]  # of the type kubernetes.io/dockerconfigjson
         entries.append({"name": "login", "secret": {"secretName": deployment.login, "items": items}})

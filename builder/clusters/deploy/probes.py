@@ -7,7 +7,6 @@ A server may hang and still report that it is ready, so the live probe asks it f
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from typing import Any
 
 from builder.clusters.deploy.deployment import DeployedModel, Deployment
@@ -30,24 +29,30 @@ CHECK_DECODE_LOOPS = f"""metrics=$(curl --silent --max-time {REQUEST_TIMEOUT_S} 
 if echo "$metrics" | grep --quiet --extended-regexp '^build_repo_healthy.* 0(\\.0+)?$'; then exit 1; fi"""
 
 
-def ready_probe(probed: Sequence[str]) -> dict[str, Any]:
-    """Return a probe that all models are loaded; it also sends a request to the `probed` ones."""
-    if not probed:
+def ready_probe(deployment: Deployment) -> dict[str, Any]:
+    """Return a probe that all models are loaded, and those that are probed by themselves ready.
+
+    With models on demand it asks if the server runs: it is not ready while it loads a model.
+    """
+    if deployment.on_demand is not None:
+        return {"httpGet": {"path": "/v2/health/live", "port": "http"}}
+    if not deployment.probed:
         return {"httpGet": {"path": "/v2/health/ready", "port": "http"}}
-    urls = [f"{HTTP_API}/health/ready", *(f"{HTTP_API}/models/{name}/ready" for name in probed)]
+    urls = [f"{HTTP_API}/health/ready", *(f"{HTTP_API}/models/{name}/ready" for name in deployment.probed)]
     return {"exec": {"command": ["curl", "--fail", "--silent", "--fail-early", *urls]}}
 
 
 def live_probe(deployment: Deployment) -> dict[str, Any]:
     """Return a probe that restarts a server within 30 s of the last inference that it answered.
 
-    No model is loaded or unloaded while it runs: once ready, it stays so. For a probed model only the answer that its
-    process is dead counts: one that is busy, or refuses because its queue is full, is not restarted.
+    Where no model is loaded or unloaded while it runs, it stays ready once it is. For a probed model only the answer
+    that its process is dead counts: one that is busy, or refuses because its queue is full, is not restarted.
     """
     models = [model for model in deployment.models if model.name in deployment.probed]
     ask = ask_command(f"127.0.0.1:{GRPC_PORT}", REQUEST_TIMEOUT_S)
     covers_models = version_tuple(deployment.release) >= version_tuple(READINESS_COVERS_MODELS_SINCE)
-    health = f"{HTTP_API}/health/{'ready' if covers_models else 'live'}"
+    stays_ready = deployment.on_demand is None and covers_models
+    health = f"{HTTP_API}/health/{'ready' if stays_ready else 'live'}"
     server = f"curl --fail --silent --max-time {REQUEST_TIMEOUT_S} {health}"
     script = "\n".join([ask, server, *([CHECK_DECODE_LOOPS] if models else []), *map(_probe_model, models)])
     return {

@@ -6,7 +6,7 @@ docker-compose.yml and the files that `build-repo deploy` writes both use them.
 from __future__ import annotations
 
 from builder.common.releases import OPTIONS, version_tuple
-from builder.repository.liveness import send_command
+from builder.repository.liveness import NAME, send_command
 
 HTTP_PORT, GRPC_PORT, METRICS_PORT = 8000, 8001, 8002
 RESTRICTED = "shared-memory,trace,logging"  # APIs that change the server for all its clients; none is needed here
@@ -16,6 +16,8 @@ MODELS_FOLDER = "/models"  # where the container has the repository
 LIVENESS_FOLDER = "/liveness"  # in the image
 EXIT_TIMEOUT_S = 30  # Triton's own default, after SIGTERM
 USER = 1000  # triton-server, of the stock image
+REPOSITORIES = (f"--model-repository={MODELS_FOLDER}", f"--model-repository={LIVENESS_FOLDER}")
+NO_CONTROL = "--model-control-mode=none"  # no model is loaded or unloaded while it runs
 
 # A container has no supervisor that restarts a server that hangs: a loop beside it sends an inference and kills the
 # server if it stays silent. Only silence counts (curl's status 28): a server that loads its models or is shutting down
@@ -51,18 +53,21 @@ def command(watched: bool = False) -> list[str]:
     return ["sh", "-euc", f"{WATCH}{START}" if watched else START, "tritonserver"]
 
 
-def arguments(release: str, response_cache: int = RESPONSE_CACHE) -> list[str]:
-    """Return the arguments of a server on MODELS_FOLDER that the Triton `release` knows. `response_cache`: bytes."""
-    common = arguments_of_backend(release)
-    return [*common[:3], "--disable-auto-complete-config", *common[3:], f"--cache-config=local,size={response_cache}"]
+def arguments(release: str, response_cache: int = RESPONSE_CACHE, on_demand: bool = False) -> list[str]:
+    """Return the arguments of a server on MODELS_FOLDER that the Triton `release` knows.
+
+    `response_cache`: bytes. `on_demand`: it starts with the liveness model alone, and a gateway loads the others.
+    """
+    control = ["--model-control-mode=explicit", f"--load-model={NAME}"] if on_demand else [NO_CONTROL]
+    cache = f"--cache-config=local,size={response_cache}"
+    return [*REPOSITORIES, *control, "--disable-auto-complete-config", *_response_pool(release), cache]
 
 
 def arguments_of_backend(release: str) -> list[str]:
     """Return the arguments for backends that complete config.pbtxt themselves, in an image that may have no caches."""
+    return [*REPOSITORIES, NO_CONTROL, *_response_pool(release)]
+
+
+def _response_pool(release: str) -> list[str]:
     pool_since = version_tuple(OPTIONS["grpc-max-response-pool-size"])
-    return [
-        f"--model-repository={MODELS_FOLDER}",
-        f"--model-repository={LIVENESS_FOLDER}",
-        "--model-control-mode=none",  # no model is loaded or unloaded while it runs
-        *(["--grpc-max-response-pool-size=128"] if version_tuple(release) >= pool_since else []),
-    ]
+    return ["--grpc-max-response-pool-size=128"] if version_tuple(release) >= pool_since else []

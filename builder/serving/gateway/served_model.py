@@ -41,6 +41,12 @@ class ServedModel:
         return f"{self.name}{ADAPTER_MARK}{self.adapter}" if self.adapter else self.name
 
     @property
+    def interface(self) -> ServedModel:
+        """The model without its version and its measurements: what a request to it and its answer look like."""
+        parameters = {name: value for name, value in self.parameters.items() if name != "report"}
+        return replace(self, version="", parameters=parameters)
+
+    @property
     def max_input_length(self) -> int | None:
         """Maximum number of tokens of one text; None if the model does not declare it."""
         return self._number("max_input_length")

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from builder.clusters.deploy.deployment import DeployedModel, Deployment, ReplicaSize, Scaling, SecretNames
+from builder.clusters.deploy.deployment import (
+    DeployedModel,
+    Deployment,
+    LoadingOnDemand,
+    PulledBytes,
+    ReplicaSize,
+    Scaling,
+    SecretNames,
+)
 from builder.serving.plan.lines import ModelPlan, PlanLine
 
 ENCODER_PLAN = ModelPlan("minilm", (PlanLine("memory", "1 x 84 MB", "84 MB"),), {}, 120_000_000, 64 << 20, 2.0)
@@ -38,7 +46,15 @@ ALL = Deployment(
     monitored=True,
 )
 WITH_GPU = Deployment("cards", "s3://bucket/cards", True, (ON_GPU,), SIZE, registry="registry.example", pooled=True)
-DEPLOYMENTS = {"stored": STORED, "in the image": IN_IMAGE, "all": ALL, "on a GPU": WITH_GPU}
+ON_DEMAND = replace(
+    ALL,
+    scaling=None,
+    probed=(),
+    trusted=None,
+    pulled=PulledBytes(5_000_000_000, 80_000),
+    on_demand=LoadingOnDemand(1_200_000_000, ("minilm",)),
+)
+DEPLOYMENTS = {"stored": STORED, "in the image": IN_IMAGE, "all": ALL, "on a GPU": WITH_GPU, "on demand": ON_DEMAND}
 ALL_FOR_KSERVE = replace(ALL, monitored=False, secrets=SecretNames(store="store-credentials"))
 FOR_KSERVE = {
     "stored": STORED,

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from builder.clusters.deploy.contents import as_planned
 from builder.clusters.deploy.image import containerfile, image_files
 from builder.clusters.deploy.pod import GATEWAY_PORT, MIN_KUBERNETES, NOBODY_UID, pod
+from builder.clusters.deploy.sizes import as_planned
 from builder.common.errors import SpecError
 from builder.common.releases import NEWEST
 from builder.options import load_specs

@@ -12,6 +12,7 @@ import pytest
 from builder.cli import parse
 from builder.clusters.deploy.deployment import Deployment
 from builder.clusters.deploy.objects import objects
+from builder.clusters.deploy.on_demand import gateway_pod, triton_pod
 from builder.clusters.deploy.pod import GATEWAY_PORT, LOAD_BYTES_PER_S, PULL_TIMEOUT_S, pod
 from builder.clusters.deploy.probes import REQUEST_TIMEOUT_S
 from builder.clusters.deploy.targets import find_target
@@ -20,7 +21,16 @@ from builder.repository.liveness import METHOD
 from builder.serving.gateway.app import APIS
 from builder.serving.gateway.auth import PUBLIC_ROUTES
 from builder.serving.gateway.settings import GatewaySettings
-from tests.clusters.deploy.deployments import ALL, ALL_FOR_KSERVE, DEPLOYMENTS, IN_IMAGE, SIZE, STORED, WITH_GPU
+from tests.clusters.deploy.deployments import (
+    ALL,
+    ALL_FOR_KSERVE,
+    DEPLOYMENTS,
+    IN_IMAGE,
+    ON_DEMAND,
+    SIZE,
+    STORED,
+    WITH_GPU,
+)
 from tests.clusters.deploy.restricted import violations
 from tests.clusters.deploy.test_targets import documents
 
@@ -33,7 +43,12 @@ def _kserve(deployment: Deployment) -> dict[str, Any]:
     return {**predictor, "containers": runtime["containers"], "volumes": runtime["volumes"]}
 
 
-PODS = {**{name: pod(deployment) for name, deployment in DEPLOYMENTS.items()}, "kserve": _kserve(ALL_FOR_KSERVE)}
+PODS = {
+    **{name: pod(deployment) for name, deployment in DEPLOYMENTS.items() if deployment.on_demand is None},
+    "Triton on demand": triton_pod(ON_DEMAND),
+    "gateway on demand": gateway_pod(ON_DEMAND),
+    "kserve": _kserve(ALL_FOR_KSERVE),
+}
 
 
 def _containers(spec: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -159,7 +174,7 @@ def test_liveness_probe_reports_a_dead_model_from_26_04_on(release: str, path: s
     ]
 
 
-@pytest.mark.parametrize("spec", PODS.values(), ids=PODS)
+@pytest.mark.parametrize("spec", [spec for name, spec in PODS.items() if name != "gateway on demand"])
 def test_hung_server_restarts_within_30_s(spec: dict[str, Any]) -> None:
     """Regression: the probe asked only for the health, which stays 200, and the grace period took minutes."""
     triton = next(c for name, c in _containers(spec).items() if name in ("triton", "kserve-container"))

@@ -93,8 +93,8 @@ def test_probes_pass_on_healthy_models(repository: Path, server: TritonServer) -
     deployment = _of(repository)
     assert {model.generates for model in deployment.models} == {True, False}
     assert _run(live_probe(deployment)["exec"]["command"], replace(server.ports, grpc=0)) == 0
-    assert _run(ready_probe(deployment.probed)["exec"]["command"], server.ports) == 0
-    assert _run(ready_probe(("topics", "nobody"))["exec"]["command"], server.ports) != 0
+    assert _run(ready_probe(deployment)["exec"]["command"], server.ports) == 0
+    assert _run(ready_probe(replace(deployment, probed=("topics", "nobody")))["exec"]["command"], server.ports) != 0
     for model in deployment.models:
         refusal = _refusal(server, model)
         assert not re.search("inference input|inputs but got|JSON", refusal), f"{model.name}: {refusal}"
@@ -123,7 +123,7 @@ def test_model_probe_detects_a_killed_model_process(small_repository: Path) -> N
         while _run(probe, server.ports) == 0 and time.monotonic() < end:
             time.sleep(0.1)
         assert _run(probe, server.ports) == 1
-        assert _run(ready_probe(deployment.probed)["exec"]["command"], server.ports) == 0
+        assert _run(ready_probe(deployment)["exec"]["command"], server.ports) == 0
 
 
 @contextmanager

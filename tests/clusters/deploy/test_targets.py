@@ -19,7 +19,15 @@ from builder.clusters.deploy.scaling import wait_queries
 from builder.clusters.deploy.targets import Target, find_target, names
 from builder.common.errors import SpecError
 from builder.serving.gateway.metrics import Metrics
-from tests.clusters.deploy.deployments import ALL, ALL_FOR_KSERVE, DEPLOYMENTS, FOR_KSERVE, STORED, WITH_GPU
+from tests.clusters.deploy.deployments import (
+    ALL,
+    ALL_FOR_KSERVE,
+    DEPLOYMENTS,
+    FOR_KSERVE,
+    ON_DEMAND,
+    STORED,
+    WITH_GPU,
+)
 from tests.clusters.deploy.schemas import CUSTOM, refuse_invalid
 
 VERSIONS = (MIN_KUBERNETES, "1.33", "1.37")
@@ -183,3 +191,23 @@ def test_chart_renders_other_values_and_another_name() -> None:
     )
     pod = yaml.safe_load(renderer.render(chart["templates/deployment.yaml"]))["spec"]["template"]["spec"]
     assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}} in pod["volumes"]
+
+
+def test_chart_values_reach_the_pods_of_tritons_and_gateways_on_demand() -> None:
+    chart = find_target("helm").files(ON_DEMAND)
+    values = yaml.safe_load(chart["values.yaml"])
+    assert (values["replicas"], values["gatewayReplicas"]) == (3, 2)
+    renderer = Renderer({**values, "replicas": 7, "pullImage": "pull:2", "tritonImage": "triton:2"}, "other", "text")
+    tritons, gateways = (
+        yaml.safe_load(renderer.render(chart[f"templates/{n}.yaml"])) for n in ("tritons", "deployment")
+    )
+    assert (tritons["metadata"]["name"], tritons["spec"]["replicas"], gateways["spec"]["replicas"]) == (
+        "other-tritons",
+        7,
+        2,
+    )
+    specs = [workload["spec"]["template"]["spec"] for workload in (tritons, gateways)]
+    assert [spec["initContainers"][0]["image"] for spec in specs] == ["pull:2", "pull:2"]
+    (triton,), (gateway,) = (spec["containers"] for spec in specs)
+    assert triton["image"] == "triton:2"
+    assert "--url=dns:///other-tritons:8001" in gateway["args"]

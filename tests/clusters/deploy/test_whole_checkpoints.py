@@ -13,11 +13,12 @@ import yaml
 
 from builder.building.pipeline import build
 from builder.cli import main
-from builder.clusters.deploy.contents import as_built, read_deployed_models
+from builder.clusters.deploy.contents import read_deployed_models
 from builder.clusters.deploy.deployment import DeployedModel, Deployment, SecretNames, check_deployment
 from builder.clusters.deploy.image import containerfile, image_files
 from builder.clusters.deploy.objects import objects
 from builder.clusters.deploy.pod import pod
+from builder.clusters.deploy.sizes import as_built
 from builder.clusters.deploy.targets import find_target
 from builder.clusters.deploy.whole_checkpoint import BESIDE_WEIGHTS, SHARED_MEMORY
 from builder.common.errors import SpecError

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from builder.clusters.deploy.contents import as_built, as_planned
 from builder.clusters.deploy.pod import pod
+from builder.clusters.deploy.sizes import as_built, as_planned
 from builder.common.errors import SpecError
 from builder.common.memory import cache_bytes
 from builder.engines.gpu import CONTEXT, HEADROOM, SERVER_ON_CARD

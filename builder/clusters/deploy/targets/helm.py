@@ -7,7 +7,7 @@ called.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,27 +18,31 @@ from builder.clusters.deploy.pod import MIN_KUBERNETES, image_steps
 from builder.clusters.deploy.targets import HEADER, Target, to_yaml
 from builder.common.distribution import own_version
 
-POD = "spec.template.spec"
-# By its key in values.yaml: the object and the path in it; an element of a list is found by its name.
+# By its key in values.yaml, a path in the spec of pods; an element of a list is found by its name.
+VALUES_OF_PODS = {
+    "pullImage": "initContainers.pull.image",
+    "tritonImage": "initContainers.triton.image",
+    "gatewayImage": "containers.gateway.image",
+    "tritonResources": "initContainers.triton.resources",
+    "gatewayResources": "containers.gateway.resources",
+    "sharedMemory": "volumes.shm.emptyDir.sizeLimit",
+    "imagePullSecrets": "imagePullSecrets",
+    "nodeSelector": "nodeSelector",
+    "affinity": "affinity",
+    "tolerations": "tolerations",
+    "priorityClassName": "priorityClassName",
+    "serviceAccountName": "serviceAccountName",
+    "runtimeClassName": "runtimeClassName",
+    "cacheVolume": "volumes.cache.persistentVolumeClaim",
+}
+# By its key, the object and the path in it.
 VALUES = {
     "replicas": ("deployment", "spec.replicas"),
-    "pullImage": ("deployment", f"{POD}.initContainers.pull.image"),
-    "tritonImage": ("deployment", f"{POD}.initContainers.triton.image"),
-    "gatewayImage": ("deployment", f"{POD}.containers.gateway.image"),
-    "tritonResources": ("deployment", f"{POD}.initContainers.triton.resources"),
-    "gatewayResources": ("deployment", f"{POD}.containers.gateway.resources"),
-    "sharedMemory": ("deployment", f"{POD}.volumes.shm.emptyDir.sizeLimit"),
-    "imagePullSecrets": ("deployment", f"{POD}.imagePullSecrets"),
-    "nodeSelector": ("deployment", f"{POD}.nodeSelector"),
-    "affinity": ("deployment", f"{POD}.affinity"),
-    "tolerations": ("deployment", f"{POD}.tolerations"),
-    "priorityClassName": ("deployment", f"{POD}.priorityClassName"),
-    "serviceAccountName": ("deployment", f"{POD}.serviceAccountName"),
-    "runtimeClassName": ("deployment", f"{POD}.runtimeClassName"),
-    "cacheVolume": ("deployment", f"{POD}.volumes.cache.persistentVolumeClaim"),
     "minReplicas": ("scaled-object", "spec.minReplicaCount"),
     "maxReplicas": ("scaled-object", "spec.maxReplicaCount"),
 }
+# With models on demand, whose Tritons are the only container of their pods.
+VALUES_ON_DEMAND = {"replicas": ("tritons", "spec.replicas"), "gatewayReplicas": ("deployment", "spec.replicas")}
 RELEASE, NAMESPACE = "the-release-name", "the-release-namespace"  # placeholders in templates until they are text
 
 
@@ -46,7 +50,7 @@ def _files(deployment: Deployment) -> dict[str, str]:
     plain = objects(deployment)
     templates = objects(replace(deployment, name=RELEASE, namespace=NAMESPACE))
     values = {}
-    for key, (name, path) in VALUES.items():
+    for key, name, path in _locations(deployment):
         if name in plain and (location := _find(plain[name], path)) is not None:
             parent, last = location
             values[key] = parent[last]
@@ -69,6 +73,18 @@ def _files(deployment: Deployment) -> dict[str, str]:
         **image_files(deployment),
         ".helmignore": f"{HEADER}image/\n",
     }
+
+
+def _locations(deployment: Deployment) -> Iterator[tuple[str, str, str]]:
+    """Yield each key of values.yaml with an object that may have its value, and the path in it."""
+    is_on_demand = deployment.on_demand is not None
+    for key, (name, path) in (VALUES_ON_DEMAND if is_on_demand else VALUES).items():
+        yield key, name, path
+    for key, path in VALUES_OF_PODS.items():
+        yield key, "deployment", f"spec.template.spec.{path}"
+        if is_on_demand:
+            alone = path.replace("initContainers.triton", "containers.triton")
+            yield key, "tritons", f"spec.template.spec.{alone}"
 
 
 def _template(document: Mapping[str, Any], values: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from builder.clusters.deploy import pod
 from builder.clusters.deploy.deployment import Deployment, Scaling
 from builder.clusters.deploy.image import image_files
-from builder.clusters.deploy.objects import alerts, disruption_budget, document, pod_monitor, trusted
+from builder.clusters.deploy.objects import TRITON_METRICS, alerts, disruption_budget, document, pod_monitor, trusted
 from builder.clusters.deploy.placement import placement
 from builder.clusters.deploy.pod import Document, image_steps
 from builder.clusters.deploy.scaling import pods_pattern, scaling_behavior, wait_queries
@@ -31,8 +31,11 @@ SCRAPED = {
 
 
 def _files(deployment: Deployment) -> dict[str, str]:
-    if deployment.secrets.keys or deployment.pooled:
-        raise SpecError("--keys-secret and --inference-pool are of the gateway, which the target kserve does not have")
+    if deployment.secrets.keys or deployment.pooled or deployment.on_demand:
+        raise SpecError(
+            "--keys-secret, --inference-pool and --load-on-demand are of the gateway, which the target kserve does not "
+            "have: leave them out, or deploy --to kubernetes"
+        )
     manifests = {
         "serving-runtime.yaml": _runtime(deployment),
         "inference-service.yaml": _service(deployment),
@@ -40,7 +43,7 @@ def _files(deployment: Deployment) -> dict[str, str]:
         **{f"{name}.yaml": document for name, document in trusted(deployment).items()},
     }
     if deployment.monitored:
-        manifests["pod-monitor.yaml"] = pod_monitor(deployment)
+        manifests["pod-monitor.yaml"] = pod_monitor(deployment, TRITON_METRICS)
         manifests["alerts.yaml"] = alerts(deployment, has_gateway=False)
     return {**{name: to_yaml(manifest) for name, manifest in manifests.items()}, **image_files(deployment)}
 

@@ -58,6 +58,11 @@ def _refuse(deployment: Deployment) -> None:
             "--probe, --monitor and --inference-pool are of pods with a Triton each, which the target ray does not "
             "have: Ray looks after its replicas, and publishes their metrics, itself"
         )
+    if deployment.on_demand is not None:
+        raise SpecError(
+            "--load-on-demand is not of the target ray, whose gateways load nothing: deploy --to kubernetes, or run "
+            "build-repo serve --ray --load-on-demand on the cluster"
+        )
     if deployment.registry is None and deployment.pod != PodOptions():
         raise SpecError("`pod:` is for KubeRay's pods: give --registry HOST, or remove it for Ray on machines")
     if deployment.registry is None and deployment.trusted is not None:

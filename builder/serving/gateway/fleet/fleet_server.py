@@ -65,6 +65,11 @@ class FleetServer:
         return self.is_ready and not self.is_leaving
 
     @property
+    def has_drained(self) -> bool:
+        """Return True if it left and nothing needs it any more."""
+        return self.is_leaving and not self.requests
+
+    @property
     def slowness(self) -> float:
         return self.slowness_meter.slowness
 

@@ -129,8 +129,8 @@ class FleetMembers:
         await asyncio.gather(*(server.close() for server in self.servers.values()))
 
     def _remove_drained(self) -> None:
-        """Remove the servers that left and have no requests. Their connections are closed in the background."""
-        for server in [server for server in self.servers.values() if server.is_leaving and not server.requests]:
+        """Remove the servers that left and have drained. Their connections are closed in the background."""
+        for server in [server for server in self.servers.values() if server.has_drained]:
             del self.servers[server.name]
             self.holders.change(server, server.versions, {})
             self.metrics.remove(server)

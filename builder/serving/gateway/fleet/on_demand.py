@@ -98,21 +98,32 @@ class OnDemandFleetBackend(FleetBackend):
     async def _candidates(self, model: str, attempts: Attempts) -> tuple[str, list[FleetServer]]:
         """Return the servers that have a model, or the one that is to load it.
 
-        A full queue makes no other server load the model: `_copy_if_full` decides that.
+        Until then a server that leaves and has the model answers, so that nobody waits for the load. A full queue makes
+        no other server load the model: `_copy_if_full` decides that.
         """
         now, tried = self.members.now(), attempts.excluded
         holders = [server for server in self._holders(model) if server not in tried and server.has_loaded(model)]
         holders = [server for server in holders if server.is_healthy(model, now)]
         may_load = attempts.error is None or attempts.error.code != "queue_full"
-        if not holders and may_load and (servers := self._servers(model, tried)):
-            size = await self._size(model, servers[0])
-            copies = [server for server in self._copies(model) if server not in tried]
-            loaded = [server for server in (*servers, *copies) if server.has_loaded(model)]
-            loading = [server for server in servers if server.is_loading(model)]
-            if loading and tried:  # copies may fail for the same reason
-                copies = []
-            holders = loaded or [*loading, *copies] or [place(size, servers)]
+        if not holders and may_load:
+            holders = leaving = self._leaving(model, tried)
+            if servers := self._servers(model, tried):
+                size = await self._size(model, servers[0])
+                copies = [server for server in self._copies(model) if server not in tried]
+                loaded = [server for server in (*servers, *copies) if server.has_loaded(model)]
+                loading = [server for server in servers if server.is_loading(model)]
+                if loading and tried:  # copies may fail for the same reason
+                    copies = []
+                if leaving and not (loaded or loading or copies):
+                    self._start_copy(model, place(size, servers))
+                holders = loaded or leaving or [*loading, *copies] or [place(size, servers)]
         return attempts.requested, list(dict.fromkeys(holders))
+
+    def _leaving(self, model: str, tried: Sequence[FleetServer]) -> list[OnDemandServer]:
+        """Return the servers that leave, still answer, and have a model loaded."""
+        now, servers = self.members.now(), map(_on_demand, self.members.holders.of(model))
+        leaving = [server for server in servers if server.is_leaving and server.is_ready and server not in tried]
+        return [server for server in leaving if server.has_loaded(model) and server.is_healthy(model, now)]
 
     def _holders(self, model: str) -> list[OnDemandServer]:
         """Return the servers that had a model at their last check, and those that have begun to load it since."""
@@ -165,8 +176,11 @@ class OnDemandFleetBackend(FleetBackend):
                 target = place_copy(model, self._known_size(model, holders), excluded, servers)
                 if target is None:
                     self.has_no_place.add(model)
-            self.copying.setdefault(model, []).append(target)
-            start_task(self._copy(model, target))
+            self._start_copy(model, target)
+
+    def _start_copy(self, model: str, target: OnDemandServer | None) -> None:
+        self.copying.setdefault(model, []).append(target)
+        start_task(self._copy(model, target))
 
     def _targets(self, model: str) -> set[FleetServer]:
         """Return the servers that load a copy of `model`, and those that have not begun to load one of another.

@@ -6,6 +6,7 @@ from builder.serving.gateway.background import start_task
 from builder.serving.gateway.fleet.fleet_server import FleetServer
 from builder.serving.gateway.fleet.holders import ModelHolders
 from builder.serving.gateway.fleet.members import Connect
+from builder.serving.gateway.fleet.placement import COPY_IDLE_S
 from builder.serving.gateway.metrics import LoadingMetrics
 from builder.serving.gateway.residency.backend import OnDemandBackend, on_demand_backend
 from builder.serving.gateway.residency.repository_models import RepositoryModels, Stamp
@@ -21,6 +22,14 @@ class OnDemandServer(FleetServer):
         super().__init__(name, triton, holders, backend)
         self.residents = backend.residents
         self.watching = start_task(backend.watch())
+
+    @property
+    def has_drained(self) -> bool:
+        """Return True if it left, has no requests, and others have had the time to load what it is asked for."""
+        budget = self.residents.budget
+        own = [resident for resident in budget.models.values() if resident.name not in budget.pins]
+        is_idle = all(budget.now() - resident.requested_at >= COPY_IDLE_S for resident in own)
+        return super().has_drained and (is_idle or not self.is_ready)
 
     async def reports_ready(self) -> bool:
         """Return True if the server runs: Triton is not ready while it loads a model (--strict-readiness)."""
@@ -59,7 +68,7 @@ def on_demand_servers(
 
     def connect(address: str, holders: ModelHolders[FleetServer]) -> OnDemandServer:
         triton = Triton(address)
-        backend = on_demand_backend(triton, address, models, options, metrics, max_waiting)
+        backend = on_demand_backend(triton, address, models, options, metrics, max_waiting, has_copy=True)
         return OnDemandServer(address, triton, holders, backend)
 
     return connect

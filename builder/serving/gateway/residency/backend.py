@@ -153,9 +153,13 @@ def on_demand_backend(
     options: OnDemandSettings,
     metrics: LoadingMetrics,
     max_waiting: int,
+    has_copy: bool = False,
 ) -> OnDemandBackend:
-    """Return the backend that loads `models` on the Triton at `url`, within a memory budget of its own."""
+    """Return the backend that loads `models` on the Triton at `url`, within a memory budget of its own.
+
+    `has_copy`: Triton may read a copy of their repository.
+    """
     processes = TritonProcesses(url)
-    loader = TritonLoader(triton, models, url, processes, options.verify_key)
+    loader = TritonLoader(triton, models, url, processes, options.verify_key, has_copy)
     residents = ResidentModels(models, loader, metrics, options.memory, options.pins, max_waiting)
     return OnDemandBackend(triton, residents, processes)

@@ -18,6 +18,7 @@ from builder.serving.gateway.errors import ApiError
 from builder.serving.gateway.residency.memory import MemoryEstimate, TritonProcesses, estimate_memory, size_of
 from builder.serving.gateway.residency.repository_models import RepositoryModels
 from builder.serving.gateway.residency.resident_model import ResidentModel
+from builder.serving.gateway.served_model import read_model
 from builder.serving.gateway.triton import Triton
 from builder.serving.server.control import Control
 
@@ -30,7 +31,10 @@ CONTROL_DISABLED = "explicit model load / unload is not allowed"
 
 
 class TritonLoader:
-    """Loads models of a repository on the Triton at `url`; with `verify_key`, only models signed with that key."""
+    """Loads models of a repository on the Triton at `url`; with `verify_key`, only models signed with that key.
+
+    `has_copy`: Triton may read a copy of the repository, in which models have other versions while they are rolled out.
+    """
 
     def __init__(
         self,
@@ -39,9 +43,10 @@ class TritonLoader:
         url: str,
         processes: TritonProcesses,
         verify_key: Path | None = None,
+        has_copy: bool = False,
     ) -> None:
         self.triton, self.repository_models, self.url, self.processes = triton, repository_models, url, processes
-        self.verify_key = verify_key
+        self.verify_key, self.has_copy = verify_key, has_copy
 
     async def estimate(self, name: str, version: str) -> MemoryEstimate:
         """Return an estimate of a version's needs. Raises ApiError."""
@@ -75,10 +80,22 @@ class TritonLoader:
                 raise ApiError(503, f"Triton refuses to load models on request: {advice}") from error
             raise (error if error.code in TRITON_CODES else _model_failed(error.message)) from error
         if not await self.triton.is_model_ready(name, version) and self.repository_models.stamp(name) == resident.stamp:
-            raise _model_failed(
-                f"Triton does not read {self.repository_models.repository.resolve()}, where version {version} is served"
-            )
+            loaded = [other for model, other in await self.triton.index() if model == name]
+            if not (loaded and await self.stands_in(name, loaded[-1])):
+                where = self.repository_models.repository.resolve()
+                raise _model_failed(f"Triton does not read {where}, where version {version} is served")
         return await asyncio.to_thread(self._size, resident)
+
+    async def stands_in(self, name: str, version: str) -> bool:
+        """Return True if `version`, which Triton has loaded, is one of a copy alone and has the same interface.
+
+        The interface is all that a configuration says but for the measurements of the build. Raises ApiError.
+        """
+        served, folder = self.repository_models.configured(name).model, self.repository_models.repository / name
+        if not self.has_copy or served is None or int(version) in version_numbers(folder):
+            return False
+        loaded = read_model(await self.triton.config(name, version), version)
+        return loaded is not None and loaded.interface == served.interface
 
     def _refuse_unsigned(self, name: str, which: VersionSelector) -> None:
         """Raise RepositoryError for an unsigned model. To replace a version, Triton loads both."""

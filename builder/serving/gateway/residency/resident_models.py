@@ -113,10 +113,12 @@ class ResidentModels:
             configured = self.repository_models.configured(name)
             if configured.model is None:
                 return
-            estimate = await self.loader.estimate(name, version)
+            served = configured.model.version
+            number = served if await self.loader.stands_in(name, version) else version
+            estimate = await self.loader.estimate(name, number)
             if self._is_known(name):  # requested meanwhile
                 return
-            stamp = configured.stamp if configured.model.version == version else None
+            stamp = configured.stamp if served == number else None
             resident = ResidentModel(name, stamp, version, State.READY, estimate.size, estimate.reserved)
             resident.engines, resident.since = estimate.engines, self.budget.now()
             resident.requested_at = resident.since

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 from random import Random
+from typing import Any
 
+from builder.repository.config.render import CONFIG, parse
 from builder.serving.gateway.app import make_app
 from builder.serving.gateway.errors import ServerUnreachable
 from builder.serving.gateway.fleet.fleet_server import FleetServer
@@ -38,6 +40,9 @@ class FleetFakeServer(FakeServer):
     async def close(self, grace_s: float = 0.0) -> None:
         return None
 
+    async def config(self, name: str, version: str) -> Any:
+        return parse((self.repository / name / CONFIG).read_text("utf-8"), name)
+
     async def index(self) -> list[tuple[str, str]]:
         self._require_up()
         return await super().index()
@@ -59,17 +64,22 @@ class OnDemandFleet:
     """A gateway over stand-ins by address, each with memory for `room` models. Several share `tritons`."""
 
     def __init__(
-        self, repository: Path, addresses: list[str], room: float = 2, tritons: dict[str, FleetFakeServer] | None = None
+        self,
+        repository: Path,
+        addresses: list[str],
+        room: float = 2,
+        tritons: dict[str, FleetFakeServer] | None = None,
+        pins: tuple[str, ...] = (),
     ) -> None:
         self.now = 0.0
         self.tritons = tritons or {address: FleetFakeServer(repository) for address in addresses}
         metrics, models = Metrics(), RepositoryModels(repository)
-        options = OnDemandSettings(repository, SERVER_BYTES + int(room * ONE))
+        options = OnDemandSettings(repository, SERVER_BYTES + int(room * ONE), pins)
         loading = LoadingMetrics(metrics.registry)
 
         def connect(address: str, holders: ModelHolders[FleetServer]) -> OnDemandServer:
             triton = self.tritons[address]
-            backend = on_demand_backend(triton, NOWHERE, models, options, loading, 256)
+            backend = on_demand_backend(triton, NOWHERE, models, options, loading, 256, has_copy=True)
             backend.residents.budget.now = lambda: self.now
             return OnDemandServer(address, triton, holders, backend)  # type: ignore[arg-type]  # a stand-in
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,16 @@ import pytest
 
 from builder.serving.gateway.errors import queue_full, unavailable
 from builder.serving.gateway.fleet import on_demand
-from builder.serving.gateway.fleet.fleet_server import FleetServer
+from builder.serving.gateway.fleet.fleet_server import MISSED_CHECKS, FleetServer
 from builder.serving.gateway.fleet.on_demand_server import OnDemandServer
 from builder.serving.gateway.fleet.placement import COPY_IDLE_S, ranked
 from builder.serving.gateway.fleet.request_work import BYTES_PER_TOKEN
 from builder.serving.gateway.fleet.routing import BATCHED_TOKENS
+from builder.serving.gateway.residency.memory_budget import SERVER_BYTES
 from tests.serving.gateway.asgi import ask
 from tests.serving.gateway.fake_control import make_models
-from tests.serving.gateway.fleet.on_demand import OnDemandFleet
-from tests.serving.gateway.on_demand import until
+from tests.serving.gateway.fleet.on_demand import FleetFakeServer, OnDemandFleet
+from tests.serving.gateway.on_demand import ONE, until
 
 ADDRESSES = [f"10.0.0.{number}:8001" for number in range(3)]
 NAMES = [f"embeds-{letter}" for letter in "abcdefgh"]
@@ -414,5 +416,138 @@ def test_copies_of_two_models_do_not_book_the_same_memory(tmp_path: Path) -> Non
         for name, server in zip(NAMES, (first, second), strict=False):
             fleet.backend._copy_if_full(name, [server])
         assert fleet.backend.copying == {NAMES[0]: [free], NAMES[1]: [None]}
+
+    run(fleet, scenario)
+
+
+def _copies(folder: Path, *versions: int) -> list[Path]:
+    """Return a repository for each version, which has that version of embeds-a alone, as a pod that pulls it."""
+    copies: list[Path] = []
+    for number in versions:
+        copies.append(folder / f"copy{len(copies)}")
+        make_models(copies[-1], "embeds-a", versions=number)
+        for earlier in range(1, number):
+            shutil.rmtree(copies[-1] / "embeds-a" / str(earlier))
+    return copies
+
+
+def test_either_version_answers_while_pods_with_a_new_one_replace_the_old(tmp_path: Path) -> None:
+    """Regression: pods that had pulled another version than the gateway refused to load the model."""
+    copies = _copies(tmp_path, 2, 3)
+    tritons = {address: FleetFakeServer(copy) for address, copy in zip(ADDRESSES, (copies[1], *copies), strict=False)}
+    for copy in copies:
+        fleet = OnDemandFleet(copy, ADDRESSES, tritons=tritons)
+
+        async def scenario(fleet: OnDemandFleet = fleet) -> None:
+            assert (await fleet.embed("embeds-a")).status == 200
+            holders = fleet.servers_with("embeds-a")
+            for address in holders:
+                tritons[address].is_up = False
+            assert (await fleet.embed("embeds-a")).status == 200
+            for address in holders:
+                tritons[address].is_up = True
+
+        run(fleet, scenario)
+    assert {version for triton in tritons.values() for _, version in triton.answered} == {"2", "3"}
+    assert max(len(triton.loads) for triton in tritons.values()) == 1
+
+
+def test_version_of_a_copy_with_another_interface_is_refused(tmp_path: Path) -> None:
+    ours, theirs = _copies(tmp_path, 2, 3)
+    config = theirs / "embeds-a" / "config.pbtxt"
+    config.write_text(config.read_text().replace("TYPE_FP32", "TYPE_FP16"))
+    fleet = OnDemandFleet(ours, ADDRESSES, tritons={address: FleetFakeServer(theirs) for address in ADDRESSES})
+
+    async def scenario() -> None:
+        refused = await fleet.embed("embeds-a")
+        assert (refused.status, refused.error["code"]) == (503, "model_failed")
+        assert "where version 2 is served" in refused.error["message"]
+
+    run(fleet, scenario)
+
+
+def test_model_loaded_in_another_version_counts_as_memory(tmp_path: Path) -> None:
+    """Regression: a gateway of an earlier rollout counted nothing for what later gateways had loaded."""
+    ours, theirs = _copies(tmp_path, 2, 3)
+    fleet = OnDemandFleet(ours, ADDRESSES[:1], tritons={ADDRESSES[0]: FleetFakeServer(theirs)})
+
+    async def scenario() -> None:
+        (server,) = fleet.members.servers.values()
+        assert isinstance(server, OnDemandServer)
+        fleet.tritons[server.name].loaded["embeds-a"] = "3"
+        await until(lambda: "embeds-a" in server.residents.models)
+        assert server.residents.budget.used() == SERVER_BYTES + ONE
+        assert (await fleet.embed("embeds-a")).status == 200
+        assert not fleet.tritons[server.name].tried
+
+    run(fleet, scenario)
+
+
+def test_new_triton_loads_pinned_models_before_it_takes_requests_for_them(tmp_path: Path) -> None:
+    make_models(tmp_path, "embeds-a")
+    tritons = {address: FleetFakeServer(tmp_path) for address in ADDRESSES[:2]}
+    fleet = OnDemandFleet(tmp_path, ADDRESSES[:1], tritons=tritons, pins=("embeds-a",))
+    old, new = tritons.values()
+    new.may_load = may_load = asyncio.Event()
+
+    async def scenario() -> None:
+        await until(lambda: bool(old.loads))
+        fleet.members.targets = ADDRESSES[:2]
+        await fleet.members.update()
+        await until(lambda: new.tried == ["embeds-a"])
+        for _ in range(20):
+            assert (await fleet.embed("embeds-a")).status == 200
+        assert not new.answered
+        may_load.set()
+        await until(lambda: fleet.loaded("embeds-a") == 2)
+        old.is_up = False
+        assert (await fleet.embed("embeds-a")).status == 200
+        assert new.answered
+
+    run(fleet, scenario)
+
+
+def test_triton_that_leaves_answers_until_others_have_loaded_its_models(tmp_path: Path) -> None:
+    """Regression: requests waited for the loads of all its models, which it could have answered meanwhile."""
+    make_models(tmp_path, "embeds-a", "embeds-b")
+    fleet = OnDemandFleet(tmp_path, ADDRESSES[:1], tritons={name: FleetFakeServer(tmp_path) for name in ADDRESSES[:2]})
+    old, new = fleet.tritons.values()
+    new.may_load = may_load = asyncio.Event()
+
+    async def scenario() -> None:
+        for name in ("embeds-a", "embeds-b"):
+            await fleet.embed(name)
+        await fleet.members.check()
+        fleet.members.targets, fleet.members.addresses = ADDRESSES[1:2], {}
+        await fleet.members.update()
+        for _ in range(10):
+            assert (await fleet.embed("embeds-a")).status == 200
+        await until(lambda: new.tried == ["embeds-a"])
+        assert (len(old.answered), new.answered) == (12, [])
+        may_load.set()
+        await until(lambda: fleet.loaded("embeds-a") == 2)
+        assert (await fleet.embed("embeds-a")).status == 200
+        assert len(new.answered) == 1
+        fleet.now += COPY_IDLE_S
+        await fleet.members.check()
+        assert list(fleet.members.servers) == ADDRESSES[1:2]
+        assert (await fleet.embed("embeds-b")).status == 200
+
+    run(fleet, scenario)
+
+
+def test_triton_that_has_stopped_is_forgotten_at_once(tmp_path: Path) -> None:
+    make_models(tmp_path, "embeds-a")
+    fleet = OnDemandFleet(tmp_path, ADDRESSES[:1], tritons={name: FleetFakeServer(tmp_path) for name in ADDRESSES[:2]})
+
+    async def scenario() -> None:
+        await fleet.embed("embeds-a")
+        fleet.tritons[ADDRESSES[0]].is_up = False
+        fleet.members.targets, fleet.members.addresses = ADDRESSES[1:2], {}
+        await fleet.members.resolve()
+        for _ in range(MISSED_CHECKS + 1):
+            await fleet.members.check()
+        assert list(fleet.members.servers) == ADDRESSES[1:2]
+        assert (await fleet.embed("embeds-a")).status == 200
 
     run(fleet, scenario)

@@ -56,7 +56,7 @@ def test_killed_triton_fails_no_request_for_models_on_demand(tmp_path: Path) -> 
         def client(number: int) -> None:
             random = Random(number)
             while not stopping.is_set():
-                outcomes[_ask(port, random.choice(NAMES), f"{number} asks")] += 1
+                outcomes[ask(port, random.choice(NAMES), f"{number} asks")] += 1
 
         with ThreadPoolExecutor(CLIENTS) as clients:
             asking = [clients.submit(client, number) for number in range(CLIENTS)]
@@ -70,10 +70,10 @@ def test_killed_triton_fails_no_request_for_models_on_demand(tmp_path: Path) -> 
             for one in asking:
                 one.result()
         assert set(outcomes) == {"right"}, outcomes
-        assert _metric(port, "model_evictions_total") > 0
+        assert metric(port, "model_evictions_total") > 0
 
 
-def _ask(port: int, name: str, text: str) -> str:
+def ask(port: int, name: str, text: str) -> str:
     body = json.dumps({"model": name, "inputs": text}).encode()
     headers = {"content-type": "application/json"}
     request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/tasks/echo", body, headers)
@@ -85,10 +85,10 @@ def _ask(port: int, name: str, text: str) -> str:
 
 
 def _loaded(port: int) -> float:
-    return _metric(port, "resident_models")
+    return metric(port, "resident_models")
 
 
-def _metric(port: int, name: str) -> float:
+def metric(port: int, name: str) -> float:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         lines = answer.read().decode().splitlines()
     prefix = f"build_repo_gateway_{name} "
