@@ -111,8 +111,9 @@ class RayOptions(BaseModel):
     `min_replicas` and `max_replicas` of them, so that each has `busy` requests at once; it adds replicas when more have
     been needed for `grow_after_s` seconds, and removes some when fewer have been needed for `shrink_after_s`.
     `on_demand`: the gateway loads the models. `insecure_bind`: replicas may listen on addresses that other machines
-    reach. Ray runs `gateways` on as many nodes, on `host`:`port`, with `keys_file` as of build-repo gateway. `models`:
-    digests by NAME@VERSION; if they change, as any argument may, `serve deploy` replaces replicas one after another.
+    reach. Ray runs `gateways` on as many nodes, on `host`:`port`, with `keys_file` and limits as of build-repo gateway.
+    `models`: digests by NAME@VERSION; if they change, as any argument may, `serve deploy` replaces replicas one after
+    another.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -131,7 +132,21 @@ class RayOptions(BaseModel):
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=1, le=65535)
     keys_file: str | None = None
+    requests_per_minute: int | None = Field(default=None, ge=1)
+    tokens_per_minute: int | None = Field(default=None, ge=1)
+    limits: str | None = None
     models: dict[str, str] = Field(default_factory=dict)
+
+    @property
+    def gateway_options(self) -> list[str]:
+        """Return the options of build-repo gateway beside its addresses."""
+        given = {
+            "--keys": self.keys_file,
+            "--requests-per-minute": self.requests_per_minute,
+            "--tokens-per-minute": self.tokens_per_minute,
+            "--limits": self.limits,
+        }
+        return [word for option, value in given.items() if value is not None for word in (option, str(value))]
 
     @model_validator(mode="after")
     def _ordered(self) -> RayOptions:

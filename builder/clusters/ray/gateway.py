@@ -56,8 +56,8 @@ class GatewayReplica:
     def __init__(self, options: RayOptions, tritons: Any) -> None:
         self.options, self.stack = options, ExitStack()
         registry = Registry(serve.get_replica_context().app_name)
-        keys = [] if options.keys_file is None else ["--keys", options.keys_file]
-        self.stack.enter_context(ray_gateway(registry, options.host, options.port, *keys, say=log_line))
+        gateway = ray_gateway(registry, options.host, options.port, *options.gateway_options, say=log_line)
+        self.stack.enter_context(gateway)
 
     def check_health(self) -> None:
         """Raise OSError if the gateway does not answer, so that Ray starts another."""

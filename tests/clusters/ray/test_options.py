@@ -19,6 +19,7 @@ from builder.clusters.ray.cluster import (
     serving,
 )
 from builder.commands import serve
+from builder.commands.gateway import parser
 from builder.common.errors import ServeError, SpecError
 
 
@@ -34,6 +35,16 @@ from builder.common.errors import ServeError, SpecError
 def test_read_options_names_invalid_arguments(arguments: dict[str, Any], wrong: str) -> None:
     with pytest.raises(SpecError, match=wrong):
         read_options(arguments)
+
+
+def test_gateways_get_the_keys_and_limits_of_the_arguments() -> None:
+    """Regression: gateways that Ray runs could not share limits, and each counted its own."""
+    limits = {"requests_per_minute": 600, "tokens_per_minute": 9000, "limits": "valkey://10.0.0.9:6379"}
+    words = read_options({"repository": "r", "keys_file": "keys", **limits}).gateway_options
+    given = parser().parse_args(words)
+    assert str(given.keys) == "keys"
+    assert {name: getattr(given, name) for name in limits} == limits
+    assert read_options({"repository": "r"}).gateway_options == []
 
 
 @pytest.mark.parametrize(

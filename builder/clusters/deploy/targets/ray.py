@@ -186,7 +186,7 @@ def _containerfile(deployment: Deployment) -> str:
         "RUN apt-get update && apt-get install --yes --no-install-recommends wget libb64-0d && apt-get clean",
         "COPY . /opt/build-repo",
         "WORKDIR /opt/build-repo",
-        "RUN pip install --no-cache-dir --constraint constraints.txt '.[openvino,ray,stores]'",
+        "RUN pip install --no-cache-dir --constraint constraints.txt '.[limits,openvino,ray,stores]'",
         f"USER {NOBODY_UID}:{NOBODY_UID}",
     ]
     return "\n".join([*lines, ""])
