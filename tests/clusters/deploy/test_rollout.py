@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -20,6 +22,9 @@ from builder.clusters.deploy.objects import objects
 from builder.common.workplace import temporary_folder
 from builder.repository.config.arguments import LIVENESS_FOLDER, MODELS_FOLDER
 from builder.repository.liveness import put_liveness
+from builder.repository.stores.description import fetch_description
+from builder.repository.stores.store import open_store
+from builder.repository.stores.transfer import push
 from builder.serving.gateway.fleet.targets import AddressFile
 from builder.serving.server.embedded import BACKENDS, EMBEDDED, prepare_embedded
 from builder.serving.server.process import process_group
@@ -104,23 +109,33 @@ def _accepting(ports: Sequence[int]) -> list[set[str]]:
     return found
 
 
+def _make_models(repository: Path, version: int) -> Path:
+    """Write the models to a repository that has one version of each; return what a gateway pulls of them."""
+    store = open_store(f"file://{repository}-store")
+    for name in NAMES:
+        put_echo(repository, name)
+        folder = (repository / name / "1").rename(repository / name / f"{version}")
+        (folder / "model.py").write_text(NAMED)
+        (folder / "build.json").write_text(json.dumps({"name": name, "files": {name: {}}}))
+        shutil.copy(folder / "build.json", repository / name)
+        shutil.copy(repository / name / "config.pbtxt", folder)
+        push(repository, name, store)
+        fetch_description(store.manifest(name), store, repository.with_suffix(".described"))
+    return repository.with_suffix(".described")
+
+
 @pytest.mark.slow
 def test_rollout_of_new_versions_fails_no_request(tmp_path: Path) -> None:
     """Old and new Tritons have a version of each model each, and so have the gateways. None knows of the other."""
-    repositories = [tmp_path / "old", tmp_path / "new"]
-    for number, repository in enumerate(repositories, 1):
-        for name in NAMES:
-            put_echo(repository, name)
-            (repository / name / "1" / "model.py").write_text(NAMED)
-            (repository / name / "1").rename(repository / name / f"{number}")
-    old, new = repositories
+    old, new = tmp_path / "old", tmp_path / "new"
+    described = [_make_models(repository, version) for version, repository in enumerate((old, new), 1)]
     addresses: list[str] = []
     file = AddressFile(tmp_path / "tritons")
     outcomes, stopping = Counter[str](), threading.Event()
     with ExitStack() as stack:
         tritons = [stack.enter_context(_triton(old, addresses)) for _ in range(2)]
         file.write(addresses)
-        ports = [stack.enter_context(_gateway(repository, file)) for repository in repositories]
+        ports = [stack.enter_context(_gateway(repository, file)) for repository in described]
 
         def client(number: int) -> None:
             random = Random(number)
