@@ -62,7 +62,7 @@ def sentence() -> str:
     kinds = ", ".join(noun for kind, noun in KINDS.items() if kind in ran)
     made = len({(name, precision) for name, precision, _ in runs})
     return (
-        f"Retrieval models, on {machines[0].figures['cores']} cores of {len(machines)} processors: texts a second "
+        f"Retrieval models, on {machines[0].figures['cores']} cores of {len(machines)} machines: texts a second "
         f"beside the fastest peer with as many bits, the lowest and the highest of {made} of "
         f"{len(TITLES) * len(PRECISIONS)} runs ({kinds}): {', '.join(ranges)}."
     )
