@@ -50,12 +50,11 @@ def test_cut_is_the_cheapest_partition_of_the_sorted_rows() -> None:
 
 
 def test_cut_costs_calls_as_padded_to_buckets() -> None:
-    """Seven rows are padded to eight, five to six: cheapest as 4 + 1 of 10 tokens each, padded to 16."""
+    """Seven rows are padded to eight, five to six: cheapest as 4 of 10 tokens, padded to 16, and 1 padded to 12."""
     buckets = OPENVINO.buckets(8, 64, 256)
-    rows, lengths = {count for count, _ in buckets}, {length for _, length in buckets}
-    assert rows == {1, 2, 3, 4, 6, 8}
-    assert lengths == {8, 16, 24, 32, 40, 48, 56, 64}
-    assert [len(call) for call in cut([10] * 5, Batching(256, 8, 4, buckets))] == [1, 4]
+    assert {count for count, _ in buckets} == {1, 2, 3, 4, 6, 8}
+    assert {length for count, length in buckets if count > 1} == {8, 16, 24, 32, 40, 48, 56, 64}
+    assert [len(call) for call in cut([10] * 5, Batching(256, 8, 8, buckets))] == [1, 4]
     whole = [len(call) for call in cut([10] * 5, Batching(256, 8, 40, buckets))]
     assert whole == [5], "another call costs more than a row"
     generator = np.random.default_rng(1)
@@ -67,10 +66,22 @@ def test_cut_costs_calls_as_padded_to_buckets() -> None:
             assert smallest_bucket((len(call), max(texts[i] for i in call)), buckets) in buckets
 
 
+def test_row_alone_is_padded_in_finer_steps_and_cut_by_them() -> None:
+    buckets = OPENVINO.buckets(8, 512, 2048)
+    texts = np.random.default_rng(0).integers(1, 129, size=500).tolist()
+    shapes = [smallest_bucket((1, length), buckets) for length in texts]
+    assert {rows for rows, _ in shapes} == {1}
+    assert max(padded - length for (_, padded), length in zip(shapes, texts, strict=True)) == 3
+    assert smallest_bucket((2, 20), buckets) == (2, 24)
+    two_calls = 2 * 20 - 2 * 24  # tokens more than one call of two rows
+    assert [len(cut([20, 20], Batching(2048, 8, cost, buckets))) for cost in (-two_calls - 1, -two_calls + 1)] == [2, 1]
+
+
 def test_buckets_are_few_and_grow_in_small_steps() -> None:
     shapes = OPENVINO.buckets(64, 512, 2048)
-    assert len(shapes) < 200
-    lengths = sorted({length for _, length in shapes})
+    assert len(shapes) < 250
+    assert len([length for count, length in shapes if count == 1]) == 64
+    lengths = sorted({length for count, length in shapes if count > 1})
     assert lengths[-1] == 512
     assert all(after <= before * 1.25 for before, after in itertools.pairwise(lengths) if before >= 32)
     assert (1, 512) in OPENVINO.buckets(64, 512, 256), "a single row always has one"

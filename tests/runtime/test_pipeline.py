@@ -95,10 +95,10 @@ def test_pipeline_pads_calls_to_buckets_without_changing_answers(front: Callable
     assert pipeline.counts.padded_tokens == sum(rows * length for rows, length in engine.shapes)
 
 
-def test_pipeline_warms_up_every_bucket_length(front: Callable[..., Pipeline]) -> None:
+def test_pipeline_warms_up_every_length_of_several_rows(front: Callable[..., Pipeline]) -> None:
     engine = SumEngine()
     row = {"input_ids": [5, 6, 7], "attention_mask": [1, 1, 1]}
-    batching = {"token_budget": 64, "max_rows": 8, "call_cost": 4, "buckets": [[1, 8], [4, 8], [2, 16]]}
+    batching = {"token_budget": 64, "max_rows": 8, "call_cost": 4, "buckets": [[1, 8], [1, 12], [4, 8], [2, 16]]}
     pipeline = front(engine, batching=batching, warm_up=[row])
     pipeline.warm_up()
     assert engine.shapes == [(1, 3), (1, 8), (1, 16)]

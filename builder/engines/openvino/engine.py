@@ -41,15 +41,13 @@ class OpenVino(GraphEngine):
     def buckets(self, max_rows: int, max_length: int, token_budget: int) -> Shapes:
         """Return the shapes that calls are padded to: OpenVINO makes its primitives anew for each shape.
 
-        Both dimensions go up in steps of a quarter to an eighth: lengths 8, 16 .. 64, 80 .. 128, 160 and so on, rows 1,
-        2, 3, 4, 6, 8, 12 and so on.
+        Both dimensions go up in steps of a quarter to an eighth: lengths 8, 16 .. 64, 80 .. 128, 160 and so on, rows 2,
+        3, 4, 6, 8, 12 and so on. A row alone has finer steps, 4, 8 .. 128, 136 .. 256, 272 and so on.
         """
-        lengths = _steps(8, 8, max_length)
-        rows = _steps(1, 4, max_rows)
-        shapes = [
-            (count, length) for length in lengths for count in rows if count == 1 or count * length <= token_budget
-        ]
-        return tuple(sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape)))
+        lengths, rows = _steps(8, 8, max_length), _steps(1, 4, max_rows)[1:]
+        alone = [(1, length) for length in _steps(4, 32, max_length)]
+        together = [(count, length) for length in lengths for count in rows if count * length <= token_budget]
+        return tuple(sorted(alone + together, key=lambda shape: (shape[0] * shape[1], shape)))
 
     def wrong_cpus(self, graph: Graph) -> tuple[str, ...]:
         """Return the CPUs with bf16 for a graph in fp32: Triton's backend has no option to multiply in fp32 there."""

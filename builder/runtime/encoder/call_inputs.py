@@ -50,10 +50,10 @@ class CallInputs:
         return inputs, bucket
 
     def warm_up(self) -> "Iterator[dict[str, np.ndarray]]":
-        """Yield the inputs of serving.json's warm-up calls, and those of one call of each length of a bucket."""
+        """Yield the inputs of serving.json's warm-up calls, and of a row as long as those of each bucket of several."""
         calls = [self._one_row(row) for row in self.serving.warm_up]
         yield from calls
-        for length in sorted({tokens for _, tokens in self.serving.batching.buckets}):
+        for length in sorted({tokens for rows, tokens in self.serving.batching.buckets if rows > 1}):
             for call in calls[-1:]:
                 yield {
                     name: array if self.serving.inputs[name] == TASK else np.resize(array, (1, length))

@@ -19,7 +19,7 @@ def cut(lengths: Sequence[int], batching: Batching) -> list[list[int]]:
     `call_cost` is what a call costs besides its tokens. The cheapest partition of the sorted rows into runs is found by
     dynamic programming, O(n * max_rows). A call holds at most `max_rows` rows and at most `token_budget` padded tokens,
     except that a single row is always allowed. With `buckets`, each (rows, tokens of a row), rows and L are rounded up
-    to those of the next bucket.
+    to those of the next bucket; a row alone may have other lengths than several.
     """
     every = np.asarray(lengths, dtype=np.int64)
     return _cheapest(np.argsort(every, kind="stable"), every, batching)[1]
@@ -50,7 +50,8 @@ def _cheapest(
     `own`: the tokens of each row without those that it has in common with the one before it in the order.
     """
     n, budget, padded_budget = len(order), batching.token_budget, batching.padded_budget
-    ordered = np.maximum(_round_up(lengths[order], [tokens for _, tokens in batching.buckets]), 1)
+    alone = _round_up(lengths[order], [tokens for rows, tokens in batching.buckets if rows == 1])
+    ordered = np.maximum(_round_up(lengths[order], [tokens for rows, tokens in batching.buckets if rows > 1]), 1)
     rows = _round_up(np.arange(batching.max_rows + 1), [rows for rows, _ in batching.buckets])
     if own is not None:
         total, shared = np.append(0, np.cumsum(own[order])), (lengths - own)[order]
@@ -59,8 +60,10 @@ def _cheapest(
     for end, length in enumerate(ordered.tolist(), 1):
         start = end - max(1, min(batching.max_rows, padded_budget // length, end))
         tokens = rows[end - start : 0 : -1] * length  # of calls from `start` on, from the row after it on, ...
+        tokens[-1] = alone[end - 1]
         if own is not None:
             padded = rows[end - start : 0 : -1] * np.maximum.accumulate(ordered[start:end][::-1])[::-1]
+            padded[-1] = alone[end - 1]
             computed = total[end] - total[start:end] + shared[start:end]
             tokens = computed + batching.skipped_cost * (padded - computed)
         costs = cost[start:end] + tokens

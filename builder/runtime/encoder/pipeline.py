@@ -147,7 +147,7 @@ class Pipeline:
         return answers, works
 
     def warm_up(self) -> None:
-        """Make serving.json's warm-up calls, and one call of each length of a bucket."""
+        """Make serving.json's warm-up calls, and one of each length of a bucket of several rows."""
         for feeds in self.inputs.warm_up():
             self.infer(feeds)
 
