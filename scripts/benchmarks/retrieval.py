@@ -47,6 +47,7 @@ OURS: dict[str, tuple[str, dict[str, str]]] = {  # side: precision, options of t
     "ours int8": ("int8", {"precision": "int8"}),
     "ours int8-static OpenVINO": ("int8", {"precision": "int8-static", "engine": "openvino"}),
     "ours int8-weights": ("int8-weights", {"precision": "int8-weights"}),
+    "ours int8-weights OpenVINO": ("int8-weights", {"precision": "int8-weights", "engine": "openvino"}),
 }
 COMPARED = 6  # texts whose answers are compared, at least; of a ranker one request, as it brings more
 Round = dict[str, dict[str, float]]  # by clients: texts_per_s, p50_ms, p99_ms

@@ -157,8 +157,10 @@ class VariantMaker:
             quantised = self._static(variant, source, path, left_alone)
         elif variant.precision in BITS:
             source = source if self._has_quantised_experts else run_all_experts(source, self.folder)
-            quantised = quantise_weights(source, variant.precision, self._weight_options(variant), self.folder)
-            check_release(quantised.graph, spec.triton, spec.in_process)
+            options, products_of = self._weight_options(variant), variant.engine
+            quantised = quantise_weights(source, variant.precision, options, path.parent, products_of=products_of)
+            if engine.reads_fused(variant.target):  # ONNX Runtime opens this file
+                check_release(quantised.graph, spec.triton, spec.in_process)
         elif variant.precision in HALVES and not engine.converts_to_half:
             in_float = engine.without_half(source.operators, variant.precision, variant.target, spec.triton)
             half = to_half(source, path, variant.precision, in_float)

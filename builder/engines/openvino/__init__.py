@@ -34,7 +34,8 @@ BF16 = ("avx512_bf16", "amx_bf16")  # a CPU with one of these multiplies in bflo
 def convert(graph: Graph, path: Path, arithmetic: str, half_weights: bool) -> Graph:
     """Write an ONNX graph as model.xml and model.bin; with `half_weights`, real constants are stored as fp16.
 
-    Raises ExportError if OpenVINO does not read it.
+    The file itself says in which groups activations are rounded beside weights in blocks, as no parameter of Triton's
+    backend can. Raises ExportError if OpenVINO does not read the graph.
     """
     from builder.runtime.open_vino import openvino
     from builder.runtime.openvino_experts import expert_extensions
@@ -47,6 +48,8 @@ def convert(graph: Graph, path: Path, arithmetic: str, half_weights: bool) -> Gr
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[-1][:200]
         raise ExportError(f"OpenVINO does not read this graph: {reason}. Use --engine onnxruntime") from error
+    if graph.operators["MatMulNBits"]:
+        model.set_rt_info(str(ACTIVATIONS), ["runtime_options", "DYNAMIC_QUANTIZATION_GROUP_SIZE"])
     openvino.save_model(model, str(path), compress_to_fp16=half_weights)
     size = sum(file.stat().st_size for file in path.parent.glob(f"{path.stem}.*"))
     return replace(graph, path=path, engine=BACKEND, arithmetic=arithmetic, size=size)

@@ -24,17 +24,19 @@ class OpenVinoEncoding(EncodingEngine):
         Variant("bf16", BACKEND, BF16),  # ONNX Runtime has no bf16 on a CPU
         Variant("fp16", BACKEND),
         Variant("int8-static", BACKEND, VNNI),  # it reads dynamic int8 wrongly
+        Variant("int8-weights", BACKEND, VNNI),
+        Variant("int4-weights", BACKEND, VNNI),
     )
 
     def finish(self, quantised: Quantised, precision: str, path: Path) -> Quantised:
         """Convert the graph: real constants are halves except in fp32; products are in the CPU's fastest type.
 
-        A requested fp32 or bf16 stays the arithmetic of the products. A graph that was written to `path` for this is
-        removed.
+        A requested fp32 or bf16 stays the arithmetic of the products. A graph that was written in the folder of `path`
+        for this is removed.
         """
         arithmetic = precision if precision in ("fp32", "bf16") else arithmetic_on(cpu()["flags"])
         converted = convert(quantised.graph, path.parent / "ir" / MODEL_FILE, arithmetic, precision != "fp32")
-        if quantised.graph.path == path:
+        if path.parent in quantised.graph.path.parents:
             remove_graph(quantised.graph)
         return replace(quantised, graph=converted)
 

@@ -1,0 +1,48 @@
+"""Encoders in OpenVINO with weights of 8 and 4 bits in blocks: embedders, rerankers and late interaction."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from builder.building.pipeline import build
+from builder.options import make_spec
+from builder.repository.report.record import BuildReport
+from tests.embedders import make_embedder
+from tests.rerankers import make_reranker
+from tests.tiny_encoders import make_checkpoint, make_colbert
+
+KINDS: dict[str, Callable[[Path], Path]] = {
+    "embedder": lambda folder: make_checkpoint(folder, "bert", "sentence-similarity"),
+    "decoder that embeds": lambda folder: make_embedder(folder, "qwen3", "lasttoken"),
+    "decoder that ranks": lambda folder: make_reranker(folder, "qwen3"),
+    "late interaction": lambda folder: make_colbert(make_checkpoint(folder, "bert", "feature-extraction")),
+}
+
+
+def _built(folder: Path, output: Path, precision: str) -> tuple[BuildReport, Path]:
+    """Build with OpenVINO. Return the report, and the graph that the front opens."""
+    options = {"engine": "openvino", "name": "model", "output": output / precision, "quality": 0.9}
+    report = build(make_spec(model=str(folder), precision=precision, **options))
+    (graph,) = (output / precision).rglob("model.xml")
+    return report, graph
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_in_blocks_answer_like_pytorch_in_a_smaller_file(kind: str, tmp_path: Path) -> None:
+    """The file says in which groups activations are rounded, since Triton's backend takes no such parameter."""
+    folder = KINDS[kind](tmp_path / "checkpoint")
+    report, graph = _built(folder, tmp_path, "int8-weights")
+    assert report.chosen == "int8-weights OpenVINO"
+    (served,) = (variant for variant in report.variants if variant.name == report.chosen)
+    assert served.quality is not None
+    assert 0.9 <= served.quality < 1 - 1e-7, "it is not fp32 under another name"
+    stored = xml.etree.ElementTree.parse(graph).getroot()
+    (groups,) = stored.iter("DYNAMIC_QUANTIZATION_GROUP_SIZE")
+    assert groups.get("value") == "128"
+    products = [layer for layer in stored.iter("layer") if layer.get("type") == "Const"]
+    kinds = [data.get("element_type") for layer in products for data in layer.iter("data")]
+    assert kinds.count("u8") + kinds.count("i8") >= report.operators["MatMulNBits"] > 0
