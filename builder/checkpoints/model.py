@@ -15,6 +15,7 @@ from builder.checkpoints.checkpoint import CheckpointFiles
 from builder.checkpoints.generation_config import FILE, generation_file
 from builder.checkpoints.gliner.weights import encoder_weights
 from builder.checkpoints.grids import StoredWeights
+from builder.checkpoints.json_files import read_json
 from builder.checkpoints.mapped import widened
 from builder.checkpoints.packed import packed_format, unpacked, without_quantisation
 from builder.checkpoints.static_embedding import StaticConfig, StaticModel, load_static
@@ -42,7 +43,12 @@ def read_configuration(folder: Path, model: str) -> PreTrainedConfig:
             f"the config.json of {model} is nested too deeply; expected the one that save_pretrained writes"
         ) from error
     except Exception as error:  # transformers raises errors of any type for a broken file
-        raise CheckpointError(f"{model} has no configuration that transformers knows: {first_line(error)}") from error
+        code = read_json(folder / "config.json", {}).get("auto_map")
+        if isinstance(code, dict) and "AutoConfig" in code:
+            reason = f"its code ({code['AutoConfig']}) would have to run, and code of a checkpoint is never run"
+        else:
+            reason = first_line(error)
+        raise CheckpointError(f"{model} has no configuration that transformers knows: {reason}") from error
     return check_configuration(config, model)
 
 

@@ -350,6 +350,13 @@ def test_code_of_a_checkpoint_is_not_run(folder: Path, tmp_path: Path) -> None:
     assert "code of the checkpoint (modeling_evil.Evil), which is not run" in remark
 
 
+def test_type_that_only_code_of_a_checkpoint_defines_is_refused_by_that_code(folder: Path) -> None:
+    """NV-Embed is saved so: transformers has no class of its type, nor of the types within."""
+    code = {"AutoConfig": "configuration_nvembed.NVEmbedConfig", "AutoModel": "modeling_nvembed.NVEmbedModel"}
+    _edit(folder / "config.json", model_type="nvembed", architectures=["NVEmbedModel"], auto_map=code)
+    _refused(folder, r"its code \(configuration_nvembed.NVEmbedConfig\) would have to run, .* is never run", resolve)
+
+
 IMPLEMENTATIONS = ("_attn_implementation", "attn_implementation", "_experts_implementation", "experts_implementation")
 
 

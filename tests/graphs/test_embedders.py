@@ -33,17 +33,18 @@ BATCHES = (
     [TEXTS[0], "Zürich – 東京 🚆", TEXTS[5]],
     [" ".join(TEXTS)[:400], "short"],
 )
+BOTH_WAYS = {"is_causal": False, "use_sliding_window": False}
 WINDOWED = {"use_bidirectional_attention": True}
 
 
 @pytest.mark.parametrize(
     ("model_type", "mode", "options", "operator"),
     [
-        ("qwen3", "lasttoken", {}, CACHED_ATTENTION),
-        ("llama", "lasttoken", {}, CACHED_ATTENTION),
-        ("mistral", "lasttoken", {}, ATTENTION),
-        ("qwen2", "mean", {"is_causal": False, "use_sliding_window": False}, ATTENTION),
-        ("gemma3_text", "mean", WINDOWED, ATTENTION),
+        pytest.param("qwen3", "lasttoken", {}, CACHED_ATTENTION, id="Qwen3-Embedding"),
+        pytest.param("llama", "lasttoken", {}, CACHED_ATTENTION, id="llama"),
+        pytest.param("mistral", "lasttoken", {}, ATTENTION, id="e5-mistral"),
+        pytest.param("qwen2", "lasttoken", BOTH_WAYS, ATTENTION, id="gte-Qwen2"),
+        pytest.param("gemma3_text", "mean", WINDOWED, ATTENTION, id="EmbeddingGemma"),
     ],
 )
 def test_decoder_embeds_like_sentence_transformers(
