@@ -9,6 +9,7 @@ CLIENTS: dict[str, tuple[str, ...]] = {  # file of clients/ -> its packages, the
     "cohere": ("cohere==7.3.0",),
     "langchain": ("langchain-openai==1.7.3", "langchain-tests==1.1.9", "pytest-asyncio"),
     "llama_index": ("llama-index-llms-openai-like==0.8.1", "llama-index-embeddings-openai-like"),
+    "milvus": ("pymilvus.model==0.3.4", "pymilvus==3.0.2", "openai==3.4.0", "cohere==7.3.0"),
     "litellm": ("litellm==1.106.2",),
     "lm_eval": ("lm-eval[api]==0.4.13", "transformers==5.23.0"),
     "aiperf": ("aiperf==0.13.0",),
