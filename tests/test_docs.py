@@ -54,6 +54,18 @@ def test_documented_commands_are_valid(page: str) -> None:
         check_inline(code)
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_no_block_asks_a_server_that_its_terminal_runs(page: str) -> None:
+    """Regression: `serve` ends with the server, so the lines after it in thirteen guides never ran."""
+    for language, _, text in blocks(PAGES[page]):
+        lines = text.splitlines() if language == "bash" else []
+        served = next((at for at, line in enumerate(lines) if re.match("build-repo (serve|gateway)", line)), len(lines))
+        asking = [
+            line for line in lines[served:] if re.match("curl|build-repo (query|evaluate|load-test|promote)", line)
+        ]
+        assert not asking, "write them in a block of their own, after: From another terminal:"
+
+
 @pytest.mark.parametrize(
     "command",
     [
