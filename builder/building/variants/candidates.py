@@ -33,7 +33,7 @@ STATIC = ("int8-static", "fp8")
 SENSITIVE = ("int8", *STATIC)  # precisions that can leave layers alone
 GIVEN = "as given"
 EIGHT_BIT_BLOCK = 128  # 768 x 3072 weights and 48 rows take 0.62 ms, and 0.81 ms in blocks of 32 (2 cores with AMX)
-AUTO = ("fp32", "bf16", "int8", "int8-static")  # the others are slower on every CPU they were measured on
+AUTO = ("fp32", "bf16", "int8", "int8-static")  # the others are slower on every CPU where ONNX Runtime ran them
 
 
 def requested_variants(spec: BuildSpec, flags: Collection[str]) -> tuple[Variant, ...]:
