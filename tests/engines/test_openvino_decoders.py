@@ -22,6 +22,7 @@ from builder.building.verify.long_rows import ask_long_row, refuse_wrong_long_ro
 from builder.common.errors import ExportError, SpecError
 from builder.engines import decoding, graph_engine
 from builder.engines.decoding import engine_of, opened
+from builder.engines.openvino import decoder_properties
 from builder.engines.openvino.lowering import page_attention
 from builder.engines.optimise.weights import quantise_weights
 from builder.graphs.export.decoder import DecoderExport, export_decoder
@@ -31,11 +32,11 @@ from builder.graphs.onnx.operators import STATEFUL
 from builder.options import WeightOptions, make_spec
 from builder.repository.check import check
 from builder.repository.report.record import read_report
-from builder.runtime.contract import CacheType, LayerShape, load_generation
+from builder.runtime.contract import CacheType, LayerShape, Session, load_generation
 from builder.runtime.fields import InputError
 from builder.runtime.generation.decode_loop import DecodeLoop
 from builder.runtime.generation.executors import openvino as executors_of_openvino
-from builder.runtime.generation.executors.openvino import OpenVinoExecutor
+from builder.runtime.generation.executors.openvino import OpenVinoExecutor, compile_paged
 from builder.runtime.generation.executors.openvino_graph import BLOCK
 from builder.runtime.generation.executors.paged import PAGED_STATES
 from builder.runtime.generation.options import RequestOptions
@@ -280,6 +281,23 @@ def test_openvino_decoder_of_smaller_weights_keeps_most_tokens(precision: str, t
     assert agreement.mean > (0.5 if precision == "int4-weights" else 0.9)
     assert agreement.error > 1e-4
     assert agreement.same_alone == 1, "a row's answer does not depend on the rows beside it"
+
+
+@pytest.mark.parametrize("precision", ["int8", "int8-weights"])
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "apart"])
+def test_scaled_logits_keep_the_output_matrix_in_bytes(precision: str, tied: bool, tmp_path: Path) -> None:
+    """Regression: OpenVINO multiplied the factor of Granite's logits into the matrix, which it then kept in fp32."""
+    options = {"logits_scaling": 3.0, "tie_word_embeddings": tied}
+    _, graph = paged("granite", tmp_path, **options)
+    quantised = quantise_weights(graph, precision, WeightOptions(32, symmetric=True), tmp_path).graph
+    model = compile_paged(quantised.path, Session(entries=decoder_properties("float32")))
+    weights = [
+        node.input_value(1).get_element_type().to_string()
+        for node in model.get_runtime_model().get_ops()
+        if node.get_rt_info()["layerType"].value == "FullyConnected"
+    ]
+    assert len(weights) == 4 * SIZES["num_hidden_layers"] + 1
+    assert set(weights) <= {"i8", "u8"}
 
 
 def test_smaller_cache_takes_the_planned_memory(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from builder.common.errors import ExportError
+from builder.engines.openvino.factors import scale_inputs
 from builder.engines.openvino.states import page_state, table_name
 from builder.graphs.onnx.cleanup import drop_unused, known_shapes
 from builder.graphs.onnx.graph import Graph, load_graph, save_graph
@@ -52,6 +53,7 @@ BIAS_KEYS = 64  # keys over which a bias is looked at
 def page_attention(graph: Graph, folder: Path) -> Graph:
     """Write `graph` with its attention over a paged cache into `folder`. Raises ExportError for others."""
     model = load_graph(graph.path)
+    scale_inputs(model.graph)
     slopes = _slopes(model)
     past = {value.name: value for value in model.graph.input if value.name.startswith("past_")}
     shapes, renamed = known_shapes(model.graph), {}
