@@ -27,7 +27,7 @@ from builder.engines.openvino.lowering import page_attention
 from builder.engines.optimise.weights import quantise_weights
 from builder.graphs.export.decoder import DecoderExport, export_decoder
 from builder.graphs.export.states import decays_by_key
-from builder.graphs.onnx.graph import Graph
+from builder.graphs.onnx.graph import Graph, load_graph
 from builder.graphs.onnx.operators import STATEFUL
 from builder.options import WeightOptions, make_spec
 from builder.repository.check import check
@@ -39,6 +39,7 @@ from builder.runtime.generation.executors import openvino as executors_of_openvi
 from builder.runtime.generation.executors.openvino import OpenVinoExecutor, compile_paged
 from builder.runtime.generation.executors.openvino_graph import BLOCK
 from builder.runtime.generation.executors.paged import PAGED_STATES
+from builder.runtime.generation.executors.states import APPENDED_ROWS
 from builder.runtime.generation.options import RequestOptions
 from builder.runtime.generation.processors import Rules
 from builder.runtime.generation.scheduler import SchedulerLimits
@@ -112,6 +113,8 @@ def keeping(request: pytest.FixtureRequest, module_folder: Callable[[str], Path]
 def test_text_of_layers_with_states_equals_transformers(keeping: tuple[str, DecoderExport, Graph]) -> None:
     model_type, exported, graph = keeping
     check_text(make_decoder(model_type), exported, graph)
+    constants = {tensor.name for tensor in load_graph(graph.path).graph.initializer}
+    assert APPENDED_ROWS not in constants, "every row of a call appends: nothing chooses rows"
 
 
 def test_states_follow_their_sequences(keeping: tuple[str, DecoderExport, Graph]) -> None:

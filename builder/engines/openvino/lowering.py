@@ -63,6 +63,7 @@ def page_attention(graph: Graph, folder: Path) -> Graph:
         renamed[name] = table_name(name) if kind == "state" else f"{kind}_cache.{layer}"
     nodes: list[onnx.NodeProto] = []
     written: dict[str, list[str]] = {}  # by present keys: keys, values and cache of the layer
+    appended = {APPENDED_ROWS}  # names of "the call appends to this row", which it does
     for node in model.graph.node:
         if node.op_type == CACHED_ATTENTION:
             if node.input[3] in written:  # the operator cannot read without writing: it writes the same once more
@@ -74,6 +75,10 @@ def page_attention(graph: Graph, folder: Path) -> Graph:
             _make_paged(node, renamed, slopes, size)
         elif node.op_type in STATEFUL:
             tables.update(page_state(node, shapes, ADVICE))
+        elif node.op_type == "Reshape" and node.input[0] in appended:
+            appended.add(node.output[0])
+        elif node.op_type == "Where" and node.input[0] in appended:
+            node = helper.make_node("Identity", [node.input[1]], list(node.output))
         elif node.op_type == "BitwiseXor":
             raise ExportError(f"it computes hashes of tokens in 64 bits, of which OpenVINO keeps 32; {ADVICE}")
         elif node.op_type == "Shape" and node.input[0] in renamed:

@@ -129,7 +129,7 @@ def state_space_duality(
     Returns (batch, sequence, heads, size), with the state after it if states are to be returned.
     """
     dt = dt if dt_bias is None else dt + dt_bias
-    dt = torch.nn.functional.softplus(dt) if dt_softplus else dt
+    dt = _softplus(dt) if dt_softplus else dt
     if tuple(dt_limit) != (0.0, float("inf")):
         dt = torch.clamp(dt, *dt_limit)
     dt = _advancing(dt)
@@ -159,7 +159,7 @@ def selective_scan(
     Returns (batch, channels, sequence), with the state after it if states are to be returned.
     """
     dt = dt if delta_bias is None else dt + delta_bias[:, None]
-    dt = _advancing(torch.nn.functional.softplus(dt) if delta_softplus else dt)
+    dt = _advancing(_softplus(dt) if delta_softplus else dt)
     query, key = (tensor.transpose(1, 2).unsqueeze(2) for tensor in (C, B))
     value = (hidden_states * dt).transpose(1, 2).unsqueeze(3)
     scanned, state = _linear_attention("gated", query, key, value, dt.transpose(1, 2).unsqueeze(3) * A, None, 1.0)
@@ -179,6 +179,11 @@ def decaying_attention(
     `value`.
     """
     return _linear_attention("gated", query, key, _advancing(value), _advancing(decay), None, 1.0)[0]
+
+
+def _softplus(values: torch.Tensor) -> torch.Tensor:
+    """Emit one Softplus node. PyTorch returns `values` themselves above 20, which in float32 is the same."""
+    return torch.onnx.ops.symbolic("Softplus", [values], dtype=values.dtype, shape=values.shape, version=1)
 
 
 def _advancing(values: torch.Tensor) -> torch.Tensor:

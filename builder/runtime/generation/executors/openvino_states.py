@@ -60,13 +60,12 @@ def _translate_gated_delta(node: Any) -> "list[Any]":
 def _translate_gated(node: Any) -> "list[Any]":
     """Translate a decaying state. Its inputs: see `_Recurrence`; rates: decay.
 
-    The operator is the scan of Mamba 2, state = exp(A dt) state + dt B x. With A = -1, dt is the decay without its sign
-    and x the value divided by it.
+    The operator is the scan of Mamba 2, state = exp(A dt) state + dt B x. With A = -1, dt is the decay without its
+    sign, which is never above zero, and x the value divided by it.
     """
     layer = _Recurrence(node)
     (decay,) = layer.rates
-    negated = ops.negative(decay)
-    step = ops.select(ops.less(ops.abs(negated), SLOWEST), SLOWEST, negated)
+    step = ops.maximum(ops.negative(decay), SLOWEST)
     values = ops.divide(layer.value, ops.unsqueeze(step, np.int64(-1))).output(0)
     rates = ops.constant(np.full(layer.heads, -1, np.float32)).output(0)
     operator = _created(GATED, (1, 2, 2, 2), _selective_scan)
