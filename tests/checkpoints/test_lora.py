@@ -69,7 +69,7 @@ def test_merged_adds_the_change_and_takes_it_out_again(model_type: str, tmp_path
         ({"use_dora": True}, "use_dora=true"),
         ({"bias": "lora_only"}, 'bias="lora_only"'),
         ({"lora_bias": True}, "lora_bias=true"),
-        ({"modules_to_save": ["lm_head"]}, r'modules_to_save=\["lm_head"\]'),
+        ({"modules_to_save": ["classifier", "score"]}, r'modules_to_save=\["classifier", "score"\].*merge_and_unload'),
         ({"trainable_token_indices": [1]}, "trainable_token_indices"),
         ({"layer_replication": [[0, 1]]}, "layer_replication"),
         ({"target_parameters": ["experts.up_proj"]}, "target_parameters"),
