@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import signal
@@ -15,8 +16,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from rich.table import Table
 
-from builder import cli
+from builder import cli, commands
 from builder.cli import main, parse
 from builder.commands import VERBS, output
 from builder.commands.build_one import fused_operators
@@ -93,6 +96,22 @@ def test_build_names_the_operators_of_a_model_without_attention() -> None:
     assert fused_operators(replace(REPORT, operators={"LinearAttention": 2})) == "fused operators: 2 LinearAttention"
     assert fused_operators(attending) == "attention fused in 2 of 2 layers; 2 GroupQueryAttention"
     assert not fused_operators(REPORT)
+
+
+@pytest.mark.parametrize(("width", "turned"), [(120, False), (60, True), (20, False)])
+def test_table_too_wide_for_a_terminal_is_turned(width: int, turned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: on 80 columns the table of a build was cut to `90…`. What fits neither way stays as it is."""
+    terminal = Console(width=width, force_terminal=True, color_system=None, file=io.StringIO())
+    monkeypatch.setattr(commands, "output", terminal)
+    measures = [f"measure {number}" for number in range(7)]
+    table = Table("variant", *measures)
+    table.add_row("fp32", *(f"{number}.25" for number in range(7)))
+    table.add_row("int8", *(f"{number}.75" for number in range(7)))
+    commands.screen_table(table)
+    assert isinstance(terminal.file, io.StringIO)
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in terminal.file.getvalue().splitlines()]
+    assert (["measure 6", "6.25", "6.75"] in cells) is turned
+    assert (["int8", *(f"{number}.75" for number in range(7))] in cells) is (width == 120)
 
 
 def test_commands_that_read_a_repository_load_no_torch() -> None:

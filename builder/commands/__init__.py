@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import math
 from argparse import ArgumentTypeError
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console
+from rich.measure import Measurement
+from rich.progress import Progress
 from rich.table import Table
 
 VERBS = (
@@ -71,6 +74,7 @@ PLACE_HELP = f"{STORE_HELP}; or oci://REGISTRY/REPOSITORY, and :N for version N"
 VERIFY_KEY_HELP = "public key, or certificates that the signer's must lead to (PEM)"
 screen = Console(stderr=True, highlight=False)  # messages
 output = Console(highlight=False)  # results
+MAX_TABLE_WIDTH = 10_000  # of a table that nothing limits
 Number = TypeVar("Number", int, float)
 
 
@@ -99,6 +103,35 @@ def _within(text: str, kind: Callable[[str], Number], fits: Callable[[Number], b
     return value
 
 
+@contextmanager
+def progress(title: str) -> Iterator[Callable[[float, float], None]]:
+    """Show a bar on a terminal with the time that is left; yield a function that takes what is done and the total."""
+    with Progress(console=screen, disable=not screen.is_terminal, transient=True) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
 def screen_table(table: Table) -> None:
-    """Print a table on standard output; as wide as it needs to be where that is a file or a pipe."""
-    (output if output.is_terminal else Console(width=200)).print(table)
+    """Print a table on standard output; as wide as it needs to be where that is a file or a pipe.
+
+    On a terminal that is too narrow for it, print a row as a column where that fits.
+    """
+    console = output if output.is_terminal else Console(width=200)
+    turned = _turned(table)
+    console.print(turned if not _fits(table, console) and _fits(turned, console) else table)
+
+
+def _fits(table: Table, console: Console) -> bool:
+    return Measurement.get(console, console.options.update(max_width=MAX_TABLE_WIDTH), table).maximum <= console.width
+
+
+def _turned(table: Table) -> Table:
+    """Return `table` with its rows as columns."""
+    turned = Table(title=table.title, title_justify="left", caption=table.caption, caption_justify="left")
+    first, *others = table.columns
+    turned.add_column(first.header, no_wrap=True)
+    for name, row in zip(first.cells, table.rows, strict=True):
+        turned.add_column(name, justify="right", style=row.style)
+    for column in others:
+        turned.add_row(column.header, *column.cells)
+    return turned

@@ -87,11 +87,12 @@ def _kind(annotation: Any) -> tuple[Any, list[Any] | None]:
 def run(options: argparse.Namespace) -> int:
     specs = _specs(options)
     with screen.status("looking at checkpoints and at what is published"):
-        plan = plan_builds(specs, History(), options.rebuild)
+        history = History()
+        plan = plan_builds(specs, history, options.rebuild)
     if options.dry_run or options.workers is not None or len(specs) > 1:
         return build_many(plan, options)
     (model,) = plan.models
-    report = build_one(model, options.verbose, show=not options.json)
+    report = build_one(model, history, options.verbose, show=not options.json)
     if options.json:
         print(json.dumps(report.document(), indent=1))
     return 0

@@ -7,20 +7,24 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
+from builder.clusters.fleet.executor import BuildOutcome
+from builder.clusters.fleet.history import History, work_of
 from builder.clusters.fleet.plan import PlannedBuild
-from builder.clusters.fleet.work import collecting_garbage_rarely, load_libraries
+from builder.clusters.fleet.view import duration
+from builder.clusters.fleet.work import collecting_garbage_rarely, load_libraries, peak_memory, reset_peak_memory
 from builder.commands import screen, screen_table
 from builder.common.releases import NEWEST, missing_fixes
-from builder.options import BuildSpec
 from builder.repository.check import pending
 from builder.repository.report.record import BuildReport
 
 
-def build_one(model: PlannedBuild, verbose: bool, show: bool) -> BuildReport:
+def build_one(model: PlannedBuild, history: History, verbose: bool, show: bool) -> BuildReport:
     """Build in this process, stage by stage; do nothing if nothing changed. Raises BuilderError.
 
-    `verbose`: print the output of libraries; `show`: print the table of variants.
+    `history`: where the time that it took is recorded, for the estimate of the next. `verbose`: print the output of
+    libraries; `show`: print the table of variants.
     """
     spec = model.spec
     screen.print(f"[bold]{spec.entry_name}[/] from {spec.model}")
@@ -28,7 +32,7 @@ def build_one(model: PlannedBuild, verbose: bool, show: bool) -> BuildReport:
         report, outcome = model.report, f"nothing to do: version {model.report.version} of {spec.entry_name}"
         done = f"{outcome} is what this would build, and is in {spec.store or spec.output} (--rebuild builds it again)"
     else:
-        report = _built(spec, verbose)
+        report = _built(model, history, verbose)
         outcome = f"version {report.version} of {' and '.join(report.files)}"
         done = f"published {outcome} in {spec.store or spec.output}"
     if show:
@@ -40,7 +44,8 @@ def build_one(model: PlannedBuild, verbose: bool, show: bool) -> BuildReport:
     return report
 
 
-def _built(spec: BuildSpec, verbose: bool) -> BuildReport:
+def _built(model: PlannedBuild, history: History, verbose: bool) -> BuildReport:
+    spec = model.spec
     with screen.status("loading torch and transformers"):
         load_libraries()
     from builder.building.pipeline import build
@@ -48,8 +53,11 @@ def _built(spec: BuildSpec, verbose: bool) -> BuildReport:
 
     warn_of_release(spec.triton, indent="  ")
     quiet = contextlib.nullcontext() if verbose else quiet_libraries()
+    reset_peak_memory()
+    stages = Stages(model.expected.seconds)
     with collecting_garbage_rarely(), _library_output(verbose), quiet:
-        report = build(spec, _stage)
+        report = build(spec, stages.show)
+    history.record(work_of(spec), BuildOutcome(spec.entry_name, "", stages.elapsed(), peak_memory(), report))
     for warning in report.warnings:
         screen.print(f"  [yellow]warning:[/] {warning}")
     if report.choice:
@@ -86,13 +94,35 @@ def older_than_fixes(triton: str) -> str:
     return f"Triton {triton} is older than known fixes: {reasons}. Build for {NEWEST} if you can (--triton)"
 
 
-@contextlib.contextmanager
-def _stage(name: str) -> Iterator[None]:
-    """Print one line per stage: a spinner while it runs, its time when it is done."""
-    start = time.perf_counter()
-    with screen.status(name):
-        yield
-    screen.print(f"  [green]✓[/] {name:<16} {time.perf_counter() - start:6.1f} s")
+class Stages:
+    """Stages of a build on the screen. `expected`: seconds of all, if known from similar builds."""
+
+    def __init__(self, expected: float | None) -> None:
+        self.expected, self.start = expected, time.perf_counter()
+
+    def elapsed(self) -> float:
+        """Return the seconds since the build began."""
+        return time.perf_counter() - self.start
+
+    @contextlib.contextmanager
+    def show(self, name: str) -> Iterator[None]:
+        """Print one line per stage: while it runs a spinner and what is left of the build, its time when it is done."""
+        start = time.perf_counter()
+        with screen.status(Stage(name, self)):
+            yield
+        screen.print(f"  [green]✓[/] {name:<16} {time.perf_counter() - start:6.1f} s")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Line of a stage that runs, with what is left of the build at the time at which it is drawn."""
+
+    name: str
+    stages: Stages
+
+    def __rich__(self) -> str:
+        left = (self.stages.expected or 0.0) - self.stages.elapsed()
+        return f"{self.name}, about {duration(left)} of the build left" if left > 0 else self.name
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 import tritonclient.grpc as grpc
 from tritonclient.utils import InferenceServerException
 
-from builder.commands import DEFAULT_URL, REPOSITORY, URL, count, positive, screen, screen_table
+from builder.commands import DEFAULT_URL, REPOSITORY, URL, count, positive, progress, screen, screen_table
 from builder.commands.gateway import KEYS_VARIABLE
 from builder.common.errors import ServeError, SpecError
 from builder.common.files import write_output
@@ -88,7 +88,8 @@ def run(options: argparse.Namespace) -> int:
             url = stack.enter_context(running(options.repository)).url
         targets = [Target(name, model_samples(url, name, options.samples), share) for name, share in mix.items()]
         through = _gateway(url, targets, stack)
-        tested = load_test(url, targets, levels, options.repeats, options.seconds, options.p99_ms, through)
+        with progress("measuring") as show:
+            tested = load_test(url, targets, levels, options.repeats, options.seconds, options.p99_ms, through, show)
     compared = [] if before is None else compare_runs(before, tested)
     _show(options, tested, before, compared)
     return 0

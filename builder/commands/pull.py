@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from builder.commands import PLACE_HELP, REPOSITORY, VERIFY_KEY_HELP, count, screen
+from builder.commands import PLACE_HELP, REPOSITORY, VERIFY_KEY_HELP, count, progress, screen
 from builder.common.addresses import split_version
 from builder.common.errors import SpecError
 from builder.options.choices import KEEP
@@ -44,8 +44,8 @@ def run(options: argparse.Namespace) -> int:
     store = open_versions(options.store)
     for name, version in map(split_version, options.name):
         number = chosen_version(options.store, version or options.version)
-        with screen.status(f"pulling {name}"):
-            pulled = pull(store, name, options.repository, number, options.keep, options.verify_key)
+        with progress(f"pulling {name}") as show:
+            pulled = pull(store, name, options.repository, number, options.keep, options.verify_key, show)
         screen.print(
             f"[green]✓[/] version {pulled.manifest.version} of {name} is served in {options.repository}: "
             f"{pulled.fetched / 1e6:.1f} MB fetched",

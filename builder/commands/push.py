@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from builder.commands import PLACE_HELP, REPOSITORY, screen
+from builder.commands import PLACE_HELP, REPOSITORY, progress, screen
 from builder.repository.stores.opening import chosen_version, open_versions
 from builder.repository.stores.transfer import push
 
@@ -30,7 +30,8 @@ def parser() -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> int:
     version = chosen_version(options.to, options.version)
-    pushed = push(options.repository, options.name, open_versions(options.to), version, options.verify)
+    with progress(f"pushing {options.name}") as show:
+        pushed = push(options.repository, options.name, open_versions(options.to), version, options.verify, show)
     sizes = sum(blob.size for blob in pushed.manifest.files.values())
     screen.print(
         f"[green]✓[/] version {pushed.manifest.version} of {options.name} is in {options.to}: "

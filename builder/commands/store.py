@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from builder.commands import STORE_HELP, screen
+from builder.commands import STORE_HELP, progress, screen
 from builder.common.addresses import is_registry
 from builder.common.errors import SpecError
 from builder.repository.stores.store import Blob, open_store
@@ -46,8 +46,8 @@ def run(options: argparse.Namespace) -> int:
         removed = collect(store, min_age * 3600)
         screen.print(f"{len(removed)} blobs removed, {_megabytes(removed)}", soft_wrap=True)
         return 0
-    with screen.status(f"reading {options.url}"):
-        result = audit(store)
+    with progress(f"reading {options.url}") as show:
+        result = audit(store, show)
     for problem in result.problems:
         print(problem)
     screen.print(

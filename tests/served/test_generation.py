@@ -323,7 +323,10 @@ exit 139
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     sample = {"text_input": "The museum in Oslo", "max_tokens": 8, "ignore_eos": True}
     target = Target("writes", [{**sample, "stream": True}])
-    run = load_test(server.url, [target], concurrencies("2"), repeats=1, seconds=1.5)
+    shown: list[tuple[int, int]] = []
+    levels = concurrencies("2")
+    run = load_test(server.url, [target], levels, repeats=1, seconds=1.5, on_progress=lambda *n: shown.append(n))
+    assert shown == [(1, 1)], "the repeated attempt counts once"
     assert (tmp_path / "began").exists()
     (load,) = run.loads
     assert load.client.requests_per_s > 0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from builder.building.keys import ORDER
 from builder.clusters.fleet.executor import BuildOutcome
-from builder.common.cache.folder import cache_home
+from builder.common.cache.folder import cache_home, is_cache_disabled
 from builder.options import BuildSpec
 
 FILE = "builds.jsonl"
@@ -86,11 +86,13 @@ class History:
                 self._add(PastBuild(**json.loads(line)))
 
     def record(self, work: BuildWork, outcome: BuildOutcome) -> None:
-        """Record what a build took."""
+        """Record what a build took; in this process alone if the cache is off."""
         cached = {} if outcome.report is None else outcome.report.kept
         furthest = next((stage for stage in reversed(ORDER) if stage in cached), None)
         past = PastBuild(work.name, work.after(furthest), work.weights, round(outcome.seconds, 3), outcome.memory)
         self._add(past)
+        if is_cache_disabled():
+            return
         with suppress(OSError):  # a full or read-only disk
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8") as stream:

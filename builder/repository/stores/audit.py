@@ -8,7 +8,7 @@ from functools import partial
 
 from builder.common.errors import RepositoryError
 from builder.repository.stores.store import Blob, Manifest, Store
-from builder.repository.stores.transfer import AT_ONCE
+from builder.repository.stores.transfer import AT_ONCE, OnProgress
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,10 @@ class Audit:
     unnamed: tuple[Blob, ...]
 
 
-def audit(store: Store) -> Audit:
+def audit(store: Store, on_progress: OnProgress = lambda done, total: None) -> Audit:
     """Read every manifest of `store`, and every blob that one names, and compare the blobs with their hashes.
 
+    `on_progress` is called with the bytes that were read, and all of them.
     Raises RepositoryError for a store without versions: it would be found sound, whatever its address was meant to be.
     """
     manifests, problems = _manifests(store)
@@ -37,9 +38,12 @@ def audit(store: Store) -> Audit:
         for blob in set(manifest.files.values()):
             users.setdefault(blob, []).append(f"{manifest.name}@{manifest.version}")
     with ThreadPoolExecutor(AT_ONCE) as pool:
+        done, total = 0, sum(blob.size for blob in users)
         for blob, problem in zip(users, pool.map(partial(_problem, store), users), strict=True):
             if problem is not None:
                 problems.append(f"{problem}: {', '.join(users[blob])}")
+            done += blob.size
+            on_progress(done, total)
     return Audit(tuple(problems), len(manifests), _unnamed(store, manifests))
 
 

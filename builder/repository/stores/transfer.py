@@ -8,10 +8,11 @@ store: its polling would reload models for nothing, and can load half of one.
 from __future__ import annotations
 
 import shutil
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 from builder.common.errors import RepositoryError
 from builder.common.files import link
@@ -36,6 +37,8 @@ from builder.repository.versions import (
     version_numbers,
 )
 
+OnProgress = Callable[[int, int], None]  # called with the bytes that are done, and all of them
+
 AT_ONCE = 8  # concurrent transfers of blobs
 PARTS = (".", "warmup")  # folders of an entry that have files of a version: builder/repository/publish.py
 
@@ -56,11 +59,19 @@ class Pulled:
     fetched: int
 
 
-def push(repository: Path, name: str, store: VersionStore, version: int | None = None, verify: bool = False) -> Pushed:
+def push(
+    repository: Path,
+    name: str,
+    store: VersionStore,
+    version: int | None = None,
+    verify: bool = False,
+    on_progress: OnProgress = lambda done, total: None,
+) -> Pushed:
     """Push a version of a model, by default the served one. Raises RepositoryError.
 
     An interrupted push leaves blobs that no manifest names, and the next push continues from them. `verify`: read the
-    blobs of the version that the store has, and send those that are damaged.
+    blobs of the version that the store has, and send those that are damaged. `on_progress` is called with the bytes
+    that are in the store, and with all of the version.
     """
     require_front(repository, name)
     number = served_number(repository / name) if version is None else version
@@ -73,11 +84,21 @@ def push(repository: Path, name: str, store: VersionStore, version: int | None =
     with ThreadPoolExecutor(AT_ONCE) as pool:
         blobs = dict(zip(files, pool.map(_blob_of, files.values()), strict=True))
         sources = {blob: files[path] for path, blob in blobs.items()}
-        was_sent = pool.map(partial(store.put, verify=verify), sources.values(), sources)
-        sent = sum(blob.size for blob, new in zip(sources, was_sent, strict=True) if new)
+        puts = {pool.submit(store.put, source, blob, verify): blob for blob, source in sources.items()}
+        _wait(puts, on_progress)
+        sent = sum(blob.size for put, blob in puts.items() if put.result())
     manifest = Manifest(name, number, checkpoint_source(repository / name / str(number) / REPORT), blobs)
     store.publish(manifest)
     return Pushed(manifest, sent)
+
+
+def _wait(transfers: Mapping[Future[Any], Blob], on_progress: OnProgress) -> None:
+    """Wait for all transfers. Raises RepositoryError if one failed."""
+    done, total = 0, sum(blob.size for blob in transfers.values())
+    for future in as_completed(transfers):
+        future.result()
+        done += transfers[future].size
+        on_progress(done, total)
 
 
 def publish_to(
@@ -109,11 +130,13 @@ def pull(
     version: int | None = None,
     keep: int = KEEP,
     verify_key: Path | None = None,
+    on_progress: OnProgress = lambda done, total: None,
 ) -> Pulled:
     """Pull a version of a model, by default the newest, into `repository` and make it the served one.
 
-    `keep`: versions that remain there. `verify_key`: key that it must be signed with. Raises RepositoryError; the
-    repository is then unchanged, and fetched files stay for the next pull.
+    `keep`: versions that remain there. `verify_key`: key that it must be signed with. `on_progress` is called with the
+    bytes that were fetched, and that are to be. Raises RepositoryError; the repository is then unchanged, and fetched
+    files stay for the next pull.
     """
     refuse_hosted(repository, name)
     manifest = store.manifest(name, version)
@@ -127,8 +150,7 @@ def pull(
         missing = {blob for blob in manifest.files.values() if blob not in local}
         to_fetch = {blob for blob in missing if not (staging / blob.sha256).exists()}
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            for future in [pool.submit(store.get, blob, staging / blob.sha256) for blob in to_fetch]:
-                future.result()
+            _wait({pool.submit(store.get, blob, staging / blob.sha256): blob for blob in to_fetch}, on_progress)
         fetched = {blob: staging / blob.sha256 for blob in missing}
         _publish_pulled(manifest, {**local, **fetched}, repository, keep, verify_key)
         shutil.rmtree(staging)

@@ -10,7 +10,7 @@ import json
 import math
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -47,9 +47,11 @@ def load_test(
     seconds: float = 6.0,
     p99_ms: float | None = None,
     gateway: str | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> LoadTestRun:
     """Send load to the models `targets` at `url` together, at each of `levels`, `repeats` times for `seconds` each.
 
+    `on_progress` is called with the number of measurements that are done, and that are to be made.
     With `gateway`, the address of a gateway over the same server, AIPerf drives the models of generation through it.
 
     A ramp ends after the first level that the server refuses, or at which the p99 of any model exceeds `p99_ms`;
@@ -58,9 +60,12 @@ def load_test(
     """
     loads: list[LoadMeasurement] = []
     stopped = None
-    for level in levels:
+    for number, level in enumerate(levels):
         try:
-            runs = [measure(url, targets, level, seconds, seed, gateway) for seed in range(repeats)]
+            runs = []
+            for seed in range(repeats):
+                runs.append(measure(url, targets, level, seconds, seed, gateway))
+                on_progress(number * repeats + seed + 1, len(levels) * repeats)
         except ServeError as error:
             if not loads:
                 raise

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,8 +17,11 @@ import torch
 from builder.building import pipeline
 from builder.cli import main
 from builder.clusters.fleet import work
+from builder.clusters.fleet.history import History, work_of
 from builder.clusters.fleet.work import GC_THRESHOLDS, GOMP_SPINCOUNT, collecting_garbage_rarely, load_libraries
+from builder.commands import build_one
 from builder.common.errors import SpecError
+from builder.options import make_spec
 
 LOADS = """
 import ctypes, sys
@@ -68,6 +72,28 @@ def test_single_build_has_the_process_settings_of_a_worker(
     finally:
         gc.set_threshold(*before)
     assert found == [GC_THRESHOLDS, GOMP_SPINCOUNT]
+
+
+def test_single_build_records_its_time(
+    checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second build knows from it how long it takes."""
+    monkeypatch.setenv("BUILD_REPO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    model, output = str(checkpoint("topics")), tmp_path / "repository"
+    assert main([model, "--name", "topics", "--output", str(output), "--json"]) == 0
+    expected = History().estimate(work_of(make_spec(model=model, name="topics", output=output))).seconds
+    assert expected is not None
+    assert expected > 0
+
+
+def test_stage_says_what_is_left_of_a_build_of_known_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 10.0
+    monkeypatch.setattr(build_one, "time", SimpleNamespace(perf_counter=lambda: now))
+    known, unknown = (build_one.Stage("export", build_one.Stages(expected)) for expected in (90.0, None))
+    assert (known.__rich__(), unknown.__rich__()) == ("export, about 1 min 30 s of the build left", "export")
+    now += 100
+    assert known.__rich__() == "export", "it takes longer than expected"
 
 
 def test_load_libraries_freezes_them_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

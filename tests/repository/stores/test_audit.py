@@ -37,7 +37,9 @@ def _file_of(store: Store, version: int, path: str) -> Path:
 
 
 def test_audit_finds_nothing_in_a_sound_store(pushed: Store) -> None:
-    result = audit(pushed)
+    read: list[tuple[int, int]] = []
+    result = audit(pushed, lambda *bytes_done: read.append(bytes_done))
+    assert read[-1] == (sum(blob.size for blob in pushed.blobs()),) * 2
     assert (result.problems, result.versions, result.unnamed) == ((), 2, ())
 
 

@@ -134,9 +134,14 @@ def test_pull_refuses_a_model_that_a_shared_front_hosts(store: Store, repository
 def test_file_store_pushes_and_pulls(tmp_path: Path, repository: Path, target: Path) -> None:
     store = open_store(f"file://{tmp_path / 'store'}")
     publish_version(repository, b"one", LARGE)
-    push(repository, "front", store)
-    pull(store, "front", target)
+    sent: list[tuple[int, int]] = []
+    fetched: list[tuple[int, int]] = []
+    pushed = push(repository, "front", store, on_progress=lambda *bytes_done: sent.append(bytes_done))
+    pull(store, "front", target, on_progress=lambda *bytes_done: fetched.append(bytes_done))
     assert tree(target) == tree(repository)
+    size = sum(blob.size for blob in set(pushed.manifest.files.values()))
+    assert sent[-1] == fetched[-1] == (size, size)
+    assert sent == sorted(sent)
 
 
 KILLED = """
