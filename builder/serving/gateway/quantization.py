@@ -11,8 +11,10 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from builder.serving.gateway.errors import bad_field
+
 Precision = Literal["int8", "uint8", "binary", "ubinary"]
-Encoding = Literal["float", "base64", "int8", "uint8", "binary", "ubinary"]
+Encoding = Literal["float", "base64", "float16", "int8", "uint8", "binary", "ubinary"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 RANGE = np.array([-128.5 / 127, 126.5 / 127], np.float32)  # rounds where quantize_embeddings rounds down
 STEP = (RANGE[1] - RANGE[0]) / 255
@@ -32,9 +34,18 @@ def quantize(vector: np.ndarray, precision: str) -> np.ndarray:
 
 
 def encode(vector: np.ndarray, encoding: str) -> Any:
-    """Return the vector as numbers of a precision, or in base64 of little-endian 32-bit floats."""
+    """Return the vector as numbers of a precision, or in base64 of little-endian floats: 32 bits, or float16.
+
+    Raises ApiError for a number that float16 does not have.
+    """
     if encoding == "base64":
         return to_base64(np.asarray(vector, "<f4"))
+    if encoding == "float16":
+        with np.errstate(over="ignore"):
+            halves = np.asarray(vector, "<f2")
+        if not np.isfinite(halves).all():
+            raise bad_field("encoding_format", "float16 ends at 65504, and a number is larger; ask for base64")
+        return to_base64(halves)
     return quantize(vector, encoding) if encoding in PRECISIONS else vector
 
 

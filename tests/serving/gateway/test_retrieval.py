@@ -11,7 +11,8 @@ import pytest
 from sentence_transformers.util import quantize_embeddings
 
 from builder.runtime.fields import Field
-from builder.serving.gateway.quantization import PRECISIONS, RANGE, quantize
+from builder.serving.gateway.errors import ApiError
+from builder.serving.gateway.quantization import PRECISIONS, RANGE, encode, quantize
 from tests.serving.gateway.fake_triton import MODELS, FakeTriton
 from tests.serving.gateway.requests import fetch, gateway
 from tests.serving.gateway.retrieval import add_models
@@ -36,6 +37,12 @@ def test_precisions_keep_the_order_of_cosines(precision: str) -> None:
     whole = levels - (0 if precision == "int8" else 128)
     cosines = (vectors * whole).sum(axis=1) / np.linalg.norm(vectors, axis=1) / np.linalg.norm(whole, axis=1)
     assert cosines.min() > 0.995
+
+
+def test_float16_refuses_numbers_that_it_lacks() -> None:
+    with pytest.raises(ApiError, match="ends at 65504") as refused:
+        encode(np.float32([1, 70000]), "float16")
+    assert refused.value.status == 400
 
 
 @pytest.mark.parametrize("field", ["encoding_format", "embedding_type", "output_dtype"])
@@ -149,6 +156,12 @@ def test_multi_vectors_have_one_vector_a_token(monkeypatch: pytest.MonkeyPatch) 
     (entry,) = fetch("/v1/multi-vector", body, gateway(triton)).json["data"]
     assert [len(vector) for vector in entry["embeddings"]] == [1, 1]
     assert "offsets" not in entry
+    ((entry,), (whole,)) = (
+        fetch("/v1/multi-vector", {**body, "embedding_type": name}, gateway(triton)).json["data"]
+        for name in ("float16", "float")
+    )
+    halves = [np.frombuffer(base64.b64decode(vector), "<f2") for vector in entry["embeddings"]]
+    np.testing.assert_array_equal(halves, np.float16(whole["embeddings"]))
     plain = fetch("/v1/multi-vector", {"model": "features", "input": "ab"}, gateway(triton)).json
     assert plain["data"][0]["embeddings"] == [[97, 0, 0, 1], [98, 0, 0, 1]]
 
