@@ -41,7 +41,7 @@ def test_precisions_keep_the_order_of_cosines(precision: str) -> None:
 
 def test_float16_refuses_numbers_that_it_lacks() -> None:
     with pytest.raises(ApiError, match="ends at 65504") as refused:
-        encode(np.float32([1, 70000]), "float16")
+        encode(np.array([1, 70000], np.float32), "float16")
     assert refused.value.status == 400
 
 
