@@ -46,6 +46,8 @@ def greedy(model: PreTrainedModel, prompt: list[int]) -> list[int]:
     [
         ("gemma3", "gemma3_text"),
         pytest.param("gemma3n", "gemma3n_text", marks=pytest.mark.slow),
+        pytest.param("gemma4", "gemma4_text", marks=pytest.mark.slow),
+        ("llama4", "llama4_text"),
         ("mistral3", "mistral"),
         ("qwen2_5_vl", "qwen2_5_vl_text"),  # without a class for its output layer
         ("qwen3_vl", "qwen3_vl_text"),
