@@ -114,7 +114,7 @@ class OnDemandFleetBackend(FleetBackend):
                 loading = [server for server in servers if server.is_loading(model)]
                 if loading and tried:  # copies may fail for the same reason
                     copies = []
-                if leaving and not (loaded or loading or copies):
+                if leaving and not (loaded or loading or model in self.copying):
                     self._start_copy(model, place(size, servers))
                 holders = loaded or leaving or [*loading, *copies] or [place(size, servers)]
         return attempts.requested, list(dict.fromkeys(holders))

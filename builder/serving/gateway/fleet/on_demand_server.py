@@ -41,11 +41,15 @@ class OnDemandServer(FleetServer):
         await super().close(grace_s)
 
     def has_loaded(self, model: str) -> bool:
-        """Return True if a model is loaded, also by another gateway."""
+        """Return True if a model is loaded, also by another gateway.
+
+        `versions` say nothing of a server that leaves: it is not asked for them any more.
+        """
         resident = self.residents.models.get(model)
         if resident is not None:
             return resident.state is State.READY
-        return model in self.versions and not any(other.name == model for other in self.residents.budget.unloading)
+        is_listed = model in self.versions and not self.is_leaving
+        return is_listed and not any(other.name == model for other in self.residents.budget.unloading)
 
     def has_loaded_as(self, model: str, stamp: Stamp | None) -> bool:
         """Return True if a model is loaded with the configuration of `stamp`."""

@@ -89,13 +89,19 @@ class TritonLoader:
     async def stands_in(self, name: str, version: str) -> bool:
         """Return True if `version`, which Triton has loaded, is one of a copy alone and has the same interface.
 
-        The interface is all that a configuration says but for the measurements of the build. Raises ApiError.
+        The interface is all that a configuration says but for the measurements of the build. With `verify_key` it is
+        False: the signature of that version is not here. Raises ApiError.
         """
         served, folder = self.repository_models.configured(name).model, self.repository_models.repository / name
-        if not self.has_copy or served is None or int(version) in version_numbers(folder):
+        may_differ = self.has_copy and self.verify_key is None
+        if not may_differ or served is None or int(version) in version_numbers(folder):
             return False
         loaded = read_model(await self.triton.config(name, version), version)
-        return loaded is not None and loaded.interface == served.interface
+        if loaded is None or loaded.interface != served.interface:
+            return False
+        message = "Triton at %s answers for %s with version %s of its copy of the repository; version %s is served here"
+        logging.getLogger(__name__).warning(message, self.url, name, version, served.version)
+        return True
 
     def _refuse_unsigned(self, name: str, which: VersionSelector) -> None:
         """Raise RepositoryError for an unsigned model. To replace a version, Triton loads both."""

@@ -17,11 +17,14 @@ from builder.serving.gateway.fleet.on_demand_server import OnDemandServer
 from builder.serving.gateway.fleet.placement import COPY_IDLE_S, ranked
 from builder.serving.gateway.fleet.request_work import BYTES_PER_TOKEN
 from builder.serving.gateway.fleet.routing import BATCHED_TOKENS
+from builder.serving.gateway.residency.loader import TritonLoader
+from builder.serving.gateway.residency.memory import TritonProcesses
 from builder.serving.gateway.residency.memory_budget import SERVER_BYTES
+from builder.serving.gateway.residency.repository_models import RepositoryModels
 from tests.serving.gateway.asgi import ask
 from tests.serving.gateway.fake_control import make_models
 from tests.serving.gateway.fleet.on_demand import FleetFakeServer, OnDemandFleet
-from tests.serving.gateway.on_demand import ONE, until
+from tests.serving.gateway.on_demand import NOWHERE, ONE, until
 
 ADDRESSES = [f"10.0.0.{number}:8001" for number in range(3)]
 NAMES = [f"embeds-{letter}" for letter in "abcdefgh"]
@@ -466,6 +469,18 @@ def test_version_of_a_copy_with_another_interface_is_refused(tmp_path: Path) -> 
     run(fleet, scenario)
 
 
+@pytest.mark.parametrize("verify_key", [None, Path("key.pem")])
+def test_gateway_with_a_key_takes_no_version_that_it_cannot_verify(
+    tmp_path: Path, verify_key: Path | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Regression: it answered with a version of a Triton's copy, whose signature it had not seen."""
+    ours, theirs = _copies(tmp_path, 2, 3)
+    triton: Any = FleetFakeServer(theirs)
+    loader = TritonLoader(triton, RepositoryModels(ours), NOWHERE, TritonProcesses(NOWHERE), verify_key, has_copy=True)
+    assert asyncio.run(loader.stands_in("embeds-a", "3")) == (verify_key is None)
+    assert ("version 3" in caplog.text) == (verify_key is None), "what answers is logged"
+
+
 def test_model_loaded_in_another_version_counts_as_memory(tmp_path: Path) -> None:
     """Regression: a gateway of an earlier rollout counted nothing for what later gateways had loaded."""
     ours, theirs = _copies(tmp_path, 2, 3)
@@ -517,9 +532,7 @@ def test_triton_that_leaves_answers_until_others_have_loaded_its_models(tmp_path
     async def scenario() -> None:
         for name in ("embeds-a", "embeds-b"):
             await fleet.embed(name)
-        await fleet.members.check()
-        fleet.members.targets, fleet.members.addresses = ADDRESSES[1:2], {}
-        await fleet.members.update()
+        await _leave(fleet)
         for _ in range(10):
             assert (await fleet.embed("embeds-a")).status == 200
         await until(lambda: new.tried == ["embeds-a"])
@@ -534,6 +547,52 @@ def test_triton_that_leaves_answers_until_others_have_loaded_its_models(tmp_path
         assert (await fleet.embed("embeds-b")).status == 200
 
     run(fleet, scenario)
+
+
+def test_triton_that_leaves_answers_while_loads_of_its_models_fail(tmp_path: Path) -> None:
+    """Regression: each request began another load of the model elsewhere, and logged that it failed."""
+    make_models(tmp_path, "embeds-a")
+    fleet = OnDemandFleet(tmp_path, ADDRESSES[:1], tritons={name: FleetFakeServer(tmp_path) for name in ADDRESSES[:2]})
+    new = fleet.tritons[ADDRESSES[1]]
+    new.broken["embeds-a"] = "no such file"
+
+    async def scenario() -> None:
+        await fleet.embed("embeds-a")
+        await _leave(fleet)
+        assert (await fleet.embed("embeds-a")).status == 200
+        await until(lambda: bool(new.tried))
+        for _ in range(20):
+            assert (await fleet.embed("embeds-a")).status == 200
+            assert len(fleet.backend.copying.get("embeds-a", ())) <= 1
+
+    run(fleet, scenario)
+
+
+def test_triton_that_leaves_loads_no_model_that_another_gateway_unloaded(tmp_path: Path) -> None:
+    """Regression: models are not listed while it leaves, so that it seemed to have this one."""
+    make_models(tmp_path, "embeds-a")
+    fleet = OnDemandFleet(tmp_path, ADDRESSES[:1], tritons={name: FleetFakeServer(tmp_path) for name in ADDRESSES[:2]})
+    old, new = fleet.tritons.values()
+
+    async def scenario() -> None:
+        await fleet.embed("embeds-a")
+        leaving = await _leave(fleet)
+        await old.unload("embeds-a")
+        leaving.residents.remove_unloaded("embeds-a", before=fleet.now + 1)
+        assert (await fleet.embed("embeds-a")).status == 200
+        assert (old.loads, new.loads) == (["embeds-a"], ["embeds-a"])
+
+    run(fleet, scenario)
+
+
+async def _leave(fleet: OnDemandFleet) -> OnDemandServer:
+    """Replace the first address by the second one. Return the server that leaves."""
+    await fleet.members.check()
+    fleet.members.targets, fleet.members.addresses = ADDRESSES[1:2], {}
+    await fleet.members.update()
+    leaving = fleet.members.servers[ADDRESSES[0]]
+    assert isinstance(leaving, OnDemandServer)
+    return leaving
 
 
 def test_triton_that_has_stopped_is_forgotten_at_once(tmp_path: Path) -> None:
