@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
-from types import FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import onnx
@@ -171,9 +171,16 @@ def _definition(code: Any) -> str:
     digest = digest_of(code.__module__, names[0])
     if names[-1] != "<lambda>":
         return digest
-    inner = code.__code__
-    reached = [digest_of(code.__module__, name) for name in inner.co_names]
-    return repr((digest, inner.co_code, inner.co_consts, inner.co_names, reached))
+    return repr((digest, _compiled(code.__code__, code.__module__)))
+
+
+def _compiled(code: CodeType, module: str) -> tuple[object, ...]:
+    """Return the operations, constants and names of compiled code, and hashes of the definitions that it reaches.
+
+    A constant that is code itself has an address, which differs between processes.
+    """
+    constants = [_compiled(value, module) if isinstance(value, CodeType) else value for value in code.co_consts]
+    return code.co_code, constants, code.co_names, [digest_of(module, name) for name in code.co_names]
 
 
 def _value(value: object, above: tuple[object, ...]) -> str:

@@ -175,6 +175,13 @@ def test_code_hash_tells_lambdas_apart() -> None:
     assert len({cached_exports._code(one) for one in [*LAMBDAS, *inside]}) == len(LAMBDAS) + len(inside)
 
 
+def test_code_hash_of_a_lambda_is_the_same_in_every_process() -> None:
+    """Regression: the address of code inside a lambda was part of its hash, so that no later run used its graph."""
+    source, module = "lambda x: sum(x for _ in range(2))", {"__name__": __name__}
+    first, second = eval(source, module), eval(source, module)
+    assert cached_exports._code(first) == cached_exports._code(second)
+
+
 def _asked(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, ...]]:
     """Return the definitions that a hash covers."""
     looked_up: set[tuple[str, ...]] = set()
