@@ -103,11 +103,11 @@ def _run_on_ray(options: argparse.Namespace) -> int:
         )
     if options.load_on_demand and options.memory_gb is None:
         raise SpecError("--load-on-demand with --ray needs the memory that each Triton may take: --memory-gb N")
-    refuse_taken_ports(options.host, {"openai": options.openai_port})
     least, most = options.replicas or (1, 1)
     settings = {"repository": str(options.repository.resolve()), "min_replicas": least, "max_replicas": most}
     settings |= {"on_demand": options.load_on_demand, "insecure_bind": options.insecure_bind}
     replica_options = read_options(settings)
+    refuse_taken_ports(options.host, {"openai": options.openai_port})
     address = cluster_address()
     with contextlib.suppress(KeyboardInterrupt), connected(address):
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # Ray installs its own handler
