@@ -73,13 +73,18 @@ def _without_policy(config: ModelConfig) -> ModelConfig:
 
 @dataclass(frozen=True)
 class ReplicaSize:
-    """Resources of one replica. `memory`: resident bytes of Triton; `shm`, `response_cache`: bytes; `gpus`: cards."""
+    """Resources of one replica.
+
+    `memory`: resident bytes of Triton; `shm`, `response_cache`: bytes; `gpus`: cards; `burst`: bytes beyond `memory`
+    that it may take for seconds, which its limit allows and its request does not reserve.
+    """
 
     cores: int
     memory: int
     shm: int
     response_cache: int
     gpus: int = 0
+    burst: int = 0
 
 
 @dataclass(frozen=True)

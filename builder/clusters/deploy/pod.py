@@ -241,7 +241,7 @@ def resources(deployment: Deployment) -> Document:
     gpu = {"nvidia.com/gpu": max(1, size.gpus)} if deployment.on_gpu else {}
     return {
         "requests": {"cpu": size.cores, "memory": size.memory, **gpu},
-        "limits": {"cpu": size.cores, "memory": size.memory + size.shm, **gpu},
+        "limits": {"cpu": size.cores, "memory": size.memory + size.burst + size.shm, **gpu},
     }
 
 

@@ -10,7 +10,7 @@ from builder.clusters.deploy.deployment import PLAIN, DeployedModel, LoadingOnDe
 from builder.clusters.deploy.on_demand import GATEWAYS
 from builder.common.errors import SpecError
 from builder.repository.config.arguments import RESPONSE_CACHE
-from builder.serving.gateway.residency.memory_budget import SERVER_BYTES
+from builder.serving.gateway.residency.memory_budget import MAX_CONCURRENT_LOADS, SERVER_BYTES
 from builder.serving.plan.lines import ModelPlan, all_memory, all_shared_memory, gpu_count, megabytes
 
 
@@ -34,8 +34,9 @@ def as_built(models: Sequence[DeployedModel], cores: int | None, memory: int | N
 def as_loaded_on_demand(models: Sequence[DeployedModel], on_demand: LoadingOnDemand, cores: int | None) -> ReplicaSize:
     """Return the size of a Triton into which gateways load models on demand.
 
-    A gateway counts estimates of what it loads, so memory is added for what a plan has beyond them, and for a load of
-    the largest model by each other gateway, which it does not know of yet. Raises SpecError for a model without room.
+    A gateway counts estimates of what it loads, so memory is added for what a plan has beyond them. It does not know
+    of the loads that another gateway has begun: the burst is as many of the largest models as that loads at once, but
+    no more than it may use. Raises SpecError for a model without room.
     """
     on_gpu = [model.name for model in models if model.target != "cpu" or model.container != PLAIN]
     if on_gpu:
@@ -48,7 +49,8 @@ def as_loaded_on_demand(models: Sequence[DeployedModel], on_demand: LoadingOnDem
     if unknown:
         raise SpecError(f"--pin {unknown[0]}: it is not deployed; there are {', '.join(by_name)}")
     left = on_demand.memory - SERVER_BYTES - sum(by_name[name].estimate for name in on_demand.pins)
-    largest = max((model for model in models if model.name not in on_demand.pins), key=_estimate, default=None)
+    others = [model for model in models if model.name not in on_demand.pins]
+    largest = max(others, key=lambda model: model.estimate, default=None)
     if left < (0 if largest is None else largest.estimate):
         needs = f"{largest.name} needs {megabytes(largest.estimate)}" if largest else "the pinned models need more"
         raise SpecError(
@@ -56,13 +58,11 @@ def as_loaded_on_demand(models: Sequence[DeployedModel], on_demand: LoadingOnDem
             "and pinned models: raise it, or pin fewer"
         )
     beyond = sum(_beyond(model) for model in _filling(models, on_demand.memory, _beyond))
-    memory = on_demand.memory + beyond + (GATEWAYS - 1) * max(model.plan.memory for model in models)
+    loads = sorted((model.plan.memory for model in others), reverse=True)[:MAX_CONCURRENT_LOADS]
+    burst = (GATEWAYS - 1) * min(on_demand.memory, sum(loads))
     shm = all_shared_memory(model.plan for model in _filling(models, on_demand.memory, lambda model: model.plan.shm))
-    return ReplicaSize(cores or _cores([model.plan for model in models]), memory, shm, RESPONSE_CACHE)
-
-
-def _estimate(model: DeployedModel) -> int:
-    return model.estimate
+    cores = cores or _cores([model.plan for model in models])
+    return ReplicaSize(cores, on_demand.memory + beyond, shm, RESPONSE_CACHE, burst=burst)
 
 
 def _beyond(model: DeployedModel) -> int:

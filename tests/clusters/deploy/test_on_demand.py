@@ -11,7 +11,7 @@ import pytest
 from builder.cli import main, parse
 from builder.clusters.deploy.deployment import LoadingOnDemand
 from builder.clusters.deploy.objects import objects
-from builder.clusters.deploy.on_demand import GATEWAYS
+from builder.clusters.deploy.on_demand import GATEWAYS, triton_pod
 from builder.clusters.deploy.sizes import as_loaded_on_demand
 from builder.common.errors import SpecError
 from builder.repository.config.arguments import EXIT_TIMEOUT_S, MODELS_FOLDER
@@ -19,13 +19,12 @@ from builder.repository.liveness import NAME
 from builder.serving.gateway.fleet.members import RESOLUTION_INTERVAL_S
 from builder.serving.gateway.fleet.targets import DnsName, parse_targets
 from builder.serving.gateway.residency.memory import estimate_memory
-from builder.serving.gateway.residency.memory_budget import SERVER_BYTES
+from builder.serving.gateway.residency.memory_budget import MAX_CONCURRENT_LOADS, SERVER_BYTES
 from tests.clusters.deploy.deployments import DECODER, ENCODER, ON_DEMAND, ON_GPU
 from tests.clusters.deploy.test_command import deploy
 
-RESOLVER_CACHE_S = (
-    30  # https://github.com/kubernetes/enhancements/tree/master/keps/sig-network/1024-nodelocal-cache-dns
-)
+# https://github.com/kubernetes/enhancements/tree/master/keps/sig-network/1024-nodelocal-cache-dns
+RESOLVER_CACHE_S = 30
 GB = 1_000_000_000
 FIRST, SECOND = replace(ENCODER, estimate=100_000_000), replace(DECODER, estimate=850_000_000)
 
@@ -61,6 +60,7 @@ def test_tritons_start_without_models_and_are_probed_while_they_load() -> None:
     """A server is not ready while it loads a model, so that readiness would take it from the name, or restart it."""
     (triton,) = _pods()[0]["containers"]
     assert "--model-control-mode=explicit" in triton["args"]
+    assert "model-repository" not in " ".join(triton["command"]), "gateways load models without the admin key"
     assert f"--model-repository={MODELS_FOLDER}" in triton["args"]
     assert [word for word in triton["args"] if word.startswith("--load-model=")] == [f"--load-model={NAME}"]
     for probe in ("startupProbe", "readinessProbe"):
@@ -99,11 +99,18 @@ def test_network_policies_let_only_gateways_reach_tritons() -> None:
 def test_triton_has_memory_for_what_gateways_do_not_count() -> None:
     size = as_loaded_on_demand((FIRST, SECOND), LoadingOnDemand(2 * GB), None)
     beyond = FIRST.plan.memory - FIRST.estimate + SECOND.plan.memory - SECOND.estimate
-    assert size.memory == 2 * GB + beyond + SECOND.plan.memory, "and a load that the other gateway began"
+    assert size.memory == 2 * GB + beyond
+    assert size.burst == FIRST.plan.memory + SECOND.plan.memory, "the loads that the other gateway began"
+    pod = triton_pod(replace(ON_DEMAND, size=size))["containers"][0]["resources"]
+    assert pod["requests"]["memory"] == size.memory
+    assert pod["limits"]["memory"] == size.memory + size.burst + size.shm
     assert (size.cores, size.shm) == (2, 384 << 20)
     many = [replace(FIRST, name=f"embeds{number}") for number in range(100)]
     size = as_loaded_on_demand((*many, SECOND), LoadingOnDemand(2 * GB), 3)
     assert size.shm < 25 * FIRST.plan.shm, "that of models that are loaded at once"
+    assert size.burst == SECOND.plan.memory + (MAX_CONCURRENT_LOADS - 1) * FIRST.plan.memory
+    assert as_loaded_on_demand(many, LoadingOnDemand(GB // 4), 3).burst == GB // 4, "what the other gateway may use"
+    assert as_loaded_on_demand((FIRST,), LoadingOnDemand(GB, ("minilm",)), 3).burst == 0, "both load the same pins"
     assert size.cores == 3
 
 

@@ -150,9 +150,8 @@ def test_rollout_of_new_versions_fails_no_request(tmp_path: Path) -> None:
         with ThreadPoolExecutor(CLIENTS) as clients:
             asking = [clients.submit(client, number) for number in range(CLIENTS)]
             try:
-                assert comes_about(lambda: outcomes.total() > 20 and _residents(ports) > 3), (
-                    "more than one has room for"
-                )
+                assert comes_about(lambda: _residents(ports) > 3), "more than one has room for"
+                assert comes_about(lambda: all(metric(port, "model_evictions_total") > 0 for port in ports))
                 for triton in tritons:
                     before = outcomes.total()
                     stack.enter_context(_triton(new, addresses))
@@ -168,4 +167,3 @@ def test_rollout_of_new_versions_fails_no_request(tmp_path: Path) -> None:
             for one in asking:
                 one.result()
         assert set(outcomes) == {"right"}, outcomes
-        assert all(metric(port, "model_evictions_total") > 0 for port in ports)
