@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from builder.engines import graph_engine
+from builder.engines import graph_engine, profiles
 from builder.runtime.contract import Batching
 from builder.runtime.encoder.cutting import cut, cut_sharing, smallest_bucket
 
@@ -75,6 +75,20 @@ def test_row_alone_is_padded_in_finer_steps_and_cut_by_them() -> None:
     assert smallest_bucket((2, 20), buckets) == (2, 24)
     two_calls = 2 * 20 - 2 * 24  # tokens more than one call of two rows
     assert [len(cut([20, 20], Batching(2048, 8, cost, buckets))) for cost in (-two_calls - 1, -two_calls + 1)] == [2, 1]
+
+
+@pytest.mark.parametrize("max_rows", [1, 2, 8])
+@pytest.mark.parametrize("budget", [300, 512, 520, 544, 600])
+def test_cut_makes_no_call_without_a_bucket(budget: int, max_rows: int) -> None:
+    """Regression: two rows shared a call if they were longer than all buckets of several rows and within the budget."""
+    captured = profiles.buckets(profiles.Calls(max_rows, 300, budget))
+    sizes = itertools.product(range(1, max_rows + 1), range(8, 301, 4))
+    former = sorted((size for size in sizes if size[0] == 1 or size[0] * size[1] <= budget), key=np.prod)
+    for buckets in (OPENVINO.buckets(max_rows, 300, budget), captured, former):
+        for length in range(1, 301):
+            texts = [length] * 3 + [max(1, length - 5)]
+            for call in cut(texts, Batching(budget, max_rows, 32, buckets)):
+                assert smallest_bucket((len(call), max(texts[i] for i in call)), buckets) in buckets
 
 
 def test_buckets_are_few_and_grow_in_small_steps() -> None:

@@ -51,7 +51,10 @@ def _cheapest(
     """
     n, budget, padded_budget = len(order), batching.token_budget, batching.padded_budget
     alone = _round_up(lengths[order], [tokens for rows, tokens in batching.buckets if rows == 1])
-    ordered = np.maximum(_round_up(lengths[order], [tokens for rows, tokens in batching.buckets if rows > 1]), 1)
+    together = [tokens for rows, tokens in batching.buckets if rows > 1]
+    if batching.buckets:
+        together.append(padded_budget + 1)  # a row longer than the buckets of several rows shares no call
+    ordered = np.maximum(_round_up(lengths[order], together), 1)
     rows = _round_up(np.arange(batching.max_rows + 1), [rows for rows, _ in batching.buckets])
     if own is not None:
         total, shared = np.append(0, np.cumsum(own[order])), (lengths - own)[order]
