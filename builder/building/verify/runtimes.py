@@ -96,24 +96,35 @@ def replayed(folder: Path, jobs: Sequence[Mapping[str, Any]]) -> list[list[Any] 
         return results
 
 
-def difference(expected: Any, actual: Any, by_norm: bool = False) -> float:
+def difference(expected: Any, actual: Any, by_norm: bool = False, scale: float | None = None) -> float:
     """Return the largest difference as a share of the largest value expected, or by their norms.
 
-    It is infinite if shapes or NaN differ.
+    It is infinite if shapes or NaN differ. An output of a graph is measured by its values in all calls: the score of a
+    row alone may be near zero.
     """
     if expected is None:
         return 0.0
     if isinstance(expected, Mapping):
         return max(difference(values, actual[name], by_norm) for name, values in expected.items())
+    if isinstance(expected, list) and expected and isinstance(expected[0], Mapping):
+        return max(
+            difference(answer[name], other[name], by_norm, _size([one[name] for one in expected], by_norm))
+            for answer, other in zip(expected, actual, strict=True)
+            for name in answer
+        )
     if isinstance(expected, list):
         return max((difference(a, b, by_norm) for a, b in zip(expected, actual, strict=True)), default=0.0)
     if expected.shape != actual.shape or not np.isfinite(actual).all():
         return float("inf")
-    if not expected.size:
+    return _size([expected - actual], by_norm) / max(_size([expected], by_norm) if scale is None else scale, 1e-9)
+
+
+def _size(arrays: Sequence[np.ndarray], by_norm: bool) -> float:
+    """Return the largest value of `arrays`, or the root of their mean square."""
+    values = np.concatenate([array.ravel() for array in arrays])
+    if not values.size:
         return 0.0
-    if by_norm:
-        return float(np.linalg.norm(expected - actual) / max(float(np.linalg.norm(expected)), 1e-9))
-    return float(np.abs(expected - actual).max() / max(float(np.abs(expected).max()), 1e-9))
+    return float(np.sqrt(np.square(values, dtype=np.float64).mean()) if by_norm else np.abs(values).max())
 
 
 def compare(engine: str, version: str, where: str, cases: Callable[[], Sequence[Case]]) -> EngineCheck:
