@@ -30,12 +30,17 @@ def _built(folder: Path, output: Path, precision: str) -> tuple[BuildReport, Pat
     return report, graph
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_weights_in_blocks_answer_like_pytorch_in_a_smaller_file(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "precision", "stored_as"),
+    [*((kind, "int8-weights", "u8") for kind in KINDS), ("late interaction", "int4-weights", "u4")],
+)
+def test_weights_in_blocks_answer_like_pytorch_in_a_smaller_file(
+    kind: str, precision: str, stored_as: str, tmp_path: Path
+) -> None:
     """The file says in which groups activations are rounded, since Triton's backend takes no such parameter."""
     folder = KINDS[kind](tmp_path / "checkpoint")
-    report, graph = _built(folder, tmp_path, "int8-weights")
-    assert report.chosen == "int8-weights OpenVINO"
+    report, graph = _built(folder, tmp_path, precision)
+    assert report.chosen == f"{precision} OpenVINO"
     (served,) = (variant for variant in report.variants if variant.name == report.chosen)
     assert served.quality is not None
     assert 0.9 <= served.quality < 1 - 1e-7, "it is not fp32 under another name"
@@ -43,4 +48,4 @@ def test_weights_in_blocks_answer_like_pytorch_in_a_smaller_file(kind: str, tmp_
     (groups,) = stored.iter("DYNAMIC_QUANTIZATION_GROUP_SIZE")
     assert groups.get("value") == "128"
     constants = [data.get("element_type") for layer in stored.iter("layer") for data in layer.iter("data")]
-    assert constants.count("u8") >= 12, "six products or more of two layers"
+    assert constants.count(stored_as) >= 12, "six products or more of two layers"

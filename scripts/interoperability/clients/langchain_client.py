@@ -1,4 +1,4 @@
-"""LangChain's standard suites for chat models and embeddings, over langchain-openai."""
+"""LangChain's standard suites over langchain-openai, and the classes of langchain-cohere."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import tempfile
 import xml.etree.ElementTree
 from pathlib import Path
 
-from checking import CHECKS, WORK, report
+from checking import CHECKS, WORK, check, report
+from langchain_cohere import CohereEmbeddings, CohereRerank
 
 SUITE = """
 import os
@@ -92,4 +93,22 @@ def main() -> None:
 
 
 main()
+
+COHERE = {"base_url": WORK["gateway"], "cohere_api_key": "none"}
+
+
+@check("CohereRerank")
+def _() -> None:
+    first, second = CohereRerank(model="ranks", top_n=2, **COHERE).rerank(
+        ["The town hall", "The soup", "A"], "passport"
+    )
+    assert first["relevance_score"] >= second["relevance_score"]
+
+
+@check("CohereEmbeddings")
+def _() -> None:
+    embeddings = CohereEmbeddings(model="embeds", **COHERE)
+    assert len(embeddings.embed_documents(["The town hall"])[0]) == len(embeddings.embed_query("The soup"))
+
+
 report()
