@@ -194,7 +194,7 @@ def test_adapter_of_layers_that_no_answer_reads_is_refused(clean: Built, tmp_pat
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"engine": "openvino"}, "--engine onnxruntime with --precision fp32, in process on the CPU"),
+        ({"engine": "openvino", "precision": "fp16"}, "--engine onnxruntime with --precision fp32"),
         ({"executor": "bls"}, "--engine onnxruntime with --precision fp32, in process on the CPU"),
         ({"precision": "int8"}, "--engine onnxruntime with --precision fp32, in process on the CPU"),
         ({"target": "cuda"}, "--engine onnxruntime with --precision fp32, in process on the CPU"),
