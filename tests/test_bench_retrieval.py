@@ -93,7 +93,7 @@ def test_sentence_says_how_many_runs_there_are_and_of_which_kinds(monkeypatch: p
     ]
     monkeypatch.setattr(retrieval, "_machines", lambda: machines)
     told = retrieval.sentence()
-    assert "on 2 cores of 2 processors" in told
+    assert "on 2 cores of 2 machines" in told
     assert "of 2 of 24 runs (embedders, ColBERT): 1.20 to 1.50 times" in told, "a run on two machines counts once"
 
 

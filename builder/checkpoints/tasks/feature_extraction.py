@@ -54,7 +54,7 @@ class StateGraph(TaskGraph):
 class FeatureExtraction(EncoderTask):
     name = "feature-extraction"
     head = "feature-extraction"
-    precedence = -1  # transformers knows a few models that generate (Llama 4) as models without a head too
+    precedence = -1  # transformers knows a few models that generate as models without a head too
     has_late_chunking = True
     takes_adapters = True
     longest = 8192
