@@ -9,7 +9,7 @@ from scripts.documentation.figures import FOLDER
 from scripts.documentation.markdown import table
 from scripts.documentation.retrieval import reason
 
-FILES = ("generation-states.json", "generation-states-long.json")
+FILES = ("generation-states.json", "generation-states-long.json", "generation-states-amd.json")
 LIMIT = "limit of the machine"
 STEP_FILE = "step.json"
 OPERATORS = 4  # the slowest of a step, by name
