@@ -117,8 +117,9 @@ def screen_table(table: Table) -> None:
     On a terminal that is too narrow for it, print a row as a column where that fits.
     """
     console = output if output.is_terminal else Console(width=200)
-    turned = _turned(table)
-    console.print(turned if not _fits(table, console) and _fits(turned, console) else table)
+    if not _fits(table, console) and _fits(turned := _turned(table), console):
+        table = turned
+    console.print(table)
 
 
 def _fits(table: Table, console: Console) -> bool:

@@ -9,7 +9,7 @@ from builder.commands import PLACE_HELP, REPOSITORY, VERIFY_KEY_HELP, count, pro
 from builder.common.addresses import split_version
 from builder.common.errors import SpecError
 from builder.options.choices import KEEP
-from builder.repository.stores.opening import chosen_version, open_versions
+from builder.repository.stores.opening import VersionStore, chosen_version, open_versions
 
 
 def parser() -> argparse.ArgumentParser:
@@ -37,36 +37,32 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace) -> int:
-    if options.without_weights:
-        return _describe(options)
-    with screen.status("loading what checks a repository"):
-        from builder.repository.stores.transfer import pull
-    store = open_versions(options.store)
-    for name, version in map(split_version, options.name):
-        number = chosen_version(options.store, version or options.version)
-        with progress(f"pulling {name}") as show:
-            pulled = pull(store, name, options.repository, number, options.keep, options.verify_key, show)
-        screen.print(
-            f"[green]✓[/] version {pulled.manifest.version} of {name} is served in {options.repository}: "
-            f"{pulled.fetched / 1e6:.1f} MB fetched",
-            soft_wrap=True,
-        )
-    return 0
-
-
-def _describe(options: argparse.Namespace) -> int:
-    """Pull versions without their weights. Raises SpecError and RepositoryError."""
-    from builder.repository.stores.description import fetch_description
-
-    if options.verify_key is not None:
+    if options.without_weights and options.verify_key is not None:
         raise SpecError("--verify-key reads all files, and --without-weights leaves some out: leave out one of them")
+    fetch, state = (_describe, "described") if options.without_weights else (_pull, "served")
     store = open_versions(options.store)
     for name, version in map(split_version, options.name):
-        manifest = store.manifest(name, chosen_version(options.store, version or options.version))
-        fetched = fetch_description(manifest, store, options.repository)
+        number, fetched = fetch(store, name, chosen_version(options.store, version or options.version), options)
         screen.print(
-            f"[green]✓[/] version {manifest.version} of {name} is described in {options.repository}: "
+            f"[green]✓[/] version {number} of {name} is {state} in {options.repository}: "
             f"{fetched / 1e6:.1f} MB fetched",
             soft_wrap=True,
         )
     return 0
+
+
+def _pull(store: VersionStore, name: str, version: int | None, options: argparse.Namespace) -> tuple[int, int]:
+    """Pull a version whole. Return its number and the bytes that were fetched. Raises RepositoryError."""
+    with screen.status("loading what checks a repository"):
+        from builder.repository.stores.transfer import pull
+    with progress(f"pulling {name}") as show:
+        pulled = pull(store, name, options.repository, version, options.keep, options.verify_key, show)
+    return pulled.manifest.version, pulled.fetched
+
+
+def _describe(store: VersionStore, name: str, version: int | None, options: argparse.Namespace) -> tuple[int, int]:
+    """Pull a version without its weights. Return its number and the bytes that were fetched. Raises RepositoryError."""
+    from builder.repository.stores.description import fetch_description
+
+    manifest = store.manifest(name, version)
+    return manifest.version, fetch_description(manifest, store, options.repository)

@@ -37,7 +37,7 @@ def _built(folder: Path, output: Path, precision: str) -> tuple[BuildReport, Pat
 def test_weights_in_blocks_answer_like_pytorch_in_a_smaller_file(
     kind: str, precision: str, stored_as: str, tmp_path: Path
 ) -> None:
-    """The file says in which groups activations are rounded, since Triton's backend takes no such parameter."""
+    """Read the groups of activations from the file, since Triton's backend takes no such parameter."""
     folder = KINDS[kind](tmp_path / "checkpoint")
     report, graph = _built(folder, tmp_path, precision)
     assert report.chosen == f"{precision} OpenVINO"

@@ -32,7 +32,7 @@ from builder.serving.server.triton import free_ports
 from tests.clusters.deploy.deployments import ON_DEMAND
 from tests.served.patience import comes_about
 from tests.serving.commands import put_echo
-from tests.serving.gateway.fleet.test_on_demand_processes import NAMED, NAMES, ask, metric
+from tests.serving.gateway.fleet.test_on_demand_processes import NAMED, NAMES, ask, metric, metrics_of
 
 CLIENTS = 6
 # a gateway reads the addresses again after a tenth of the usual time
@@ -103,15 +103,9 @@ def _residents(ports: Sequence[int]) -> float:
 
 def _accepting(ports: Sequence[int]) -> list[set[str]]:
     """Return the servers that each gateway sends requests to."""
-    found = []
-    for port in ports:
-        url = f"http://127.0.0.1:{port}/metrics"
-        lines = subprocess.run(
-            ["curl", "--silent", url], capture_output=True, text=True, check=False
-        ).stdout.splitlines()
-        prefix = "build_repo_gateway_server_accepting{server="
-        found.append({line.split('"')[1] for line in lines if line.startswith(prefix) and line.endswith(" 1.0")})
-    return found
+    prefix = "build_repo_gateway_server_accepting{server="
+    accepting = ([line for line in metrics_of(port) if line.startswith(prefix)] for port in ports)
+    return [{line.split('"')[1] for line in lines if line.endswith(" 1.0")} for lines in accepting]
 
 
 def _make_models(repository: Path, version: int) -> Path:

@@ -88,9 +88,14 @@ def _loaded(port: int) -> float:
     return metric(port, "resident_models")
 
 
-def metric(port: int, name: str) -> float:
+def metrics_of(port: int) -> list[str]:
+    """Return the lines of a gateway's /metrics."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
-        lines = answer.read().decode().splitlines()
+        return answer.read().decode().splitlines()  # type: ignore[no-any-return]
+
+
+def metric(port: int, name: str) -> float:
+    lines = metrics_of(port)
     prefix = f"build_repo_gateway_{name} "
     (value,) = [float(line.removeprefix(prefix)) for line in lines if line.startswith(prefix)]
     return value
