@@ -5,16 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import yaml
 from huggingface_hub import snapshot_download
 from huggingface_hub.constants import HF_HUB_CACHE
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from huggingface_hub.errors import DryRunError, HfHubHTTPError, LocalEntryNotFoundError
+from huggingface_hub.utils.tqdm import tqdm
 from safetensors import SafetensorError, safe_open
 
 from builder.checkpoints.untrusted import INDEX, indexed_files
 from builder.common.errors import CheckpointError, RepositoryError, first_line
+from builder.common.progress import OnProgress, on_download
 from builder.common.workplace import find_disk_full_error
 
 CARD = "README.md"
@@ -25,6 +28,7 @@ HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 FILES = ["*.json", "*.jinja", "*.safetensors", "*.txt", "*.model", "*.spm", "artifact.metadata", CARD]
 WHOLE = "model.safetensors"
 LFS_POINTER = b"version https://git-lfs"  # first bytes of a file whose content stayed on the server
+BYTES = "huggingface_hub.snapshot_download"  # its bar that counts the bytes on disk
 PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
 
 
@@ -40,7 +44,8 @@ def fetch(model: str, revision: str | None, weights: bool) -> tuple[Path, str | 
         raise CheckpointError(f"{model} is neither a folder nor a Hub id such as org/name")
     patterns = FILES if weights else [pattern for pattern in FILES if pattern != "*.safetensors"]
     try:
-        local = Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
+        download = _download if weights else snapshot_download
+        local = Path(download(model, revision=revision, allow_patterns=patterns))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         if find_disk_full_error(error) is not None:
             raise RepositoryError(
@@ -53,6 +58,40 @@ def fetch(model: str, revision: str | None, weights: bool) -> tuple[Path, str | 
             "Check the spelling, the network and HF_TOKEN"
         ) from error
     return local, local.name  # a snapshot's folder is named by its commit
+
+
+def _download(model: str, **files: Any) -> str:
+    """Return the folder of a snapshot, after downloading what is missing; report the bytes if someone listens.
+
+    The Hub's own bars know the size of a file when its download begins, so all sizes are asked for before.
+    """
+    on_progress = on_download.get()
+    if on_progress is None:
+        return snapshot_download(model, **files)
+    try:
+        planned = snapshot_download(model, **files, tqdm_class=_reporting(lambda done, total: None, 0), dry_run=True)
+    except DryRunError:  # the Hub does not answer; it may be in the cache
+        return snapshot_download(model, **files)
+    total = sum(file.file_size or 0 for file in planned if file.will_download)
+    return snapshot_download(model, **files, tqdm_class=_reporting(on_progress, total))
+
+
+def _reporting(on_progress: OnProgress, total: int) -> type[tqdm]:
+    """Return a progress bar for the Hub's downloads that prints nothing and reports the bytes of all files."""
+    lock = Lock()  # several files are downloaded at once
+
+    class Bar(tqdm):
+        def __init__(self, *args: Any, name: str | None = None, **options: Any) -> None:
+            self.counts_bytes = name == BYTES
+            super().__init__(*args, **{**options, "disable": True})  # type: ignore[no-untyped-call]
+
+        def update(self, n: float | None = 1) -> None:
+            if self.counts_bytes:
+                with lock:
+                    self.n += n or 0
+                    on_progress(self.n, total)
+
+    return Bar
 
 
 def weight_files(folder: Path, model: str) -> list[Path]:

@@ -47,8 +47,10 @@ def run(options: argparse.Namespace) -> int:
         screen.print(f"removed {name} from {options.name}")
     for name, source in options.add:
         from builder.building.adapters import add_adapter  # loads torch
+        from builder.commands.downloads import loading
 
-        about = add_adapter(options.repository, options.name, name, source, options.base)
+        with loading(lambda: "adding the adapter"):
+            about = add_adapter(options.repository, options.name, name, source, options.base)
         screen.print(f"added {name} to {options.name}")
         if about.verified is None:
             screen.print(f"its answers were compared with nothing: name the checkpoint of {options.name} with --base")

@@ -7,7 +7,6 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from builder.clusters.fleet.executor import BuildOutcome
 from builder.clusters.fleet.history import History, work_of
@@ -15,6 +14,7 @@ from builder.clusters.fleet.plan import PlannedBuild
 from builder.clusters.fleet.view import duration
 from builder.clusters.fleet.work import collecting_garbage_rarely, load_libraries, peak_memory, reset_peak_memory
 from builder.commands import screen, screen_table
+from builder.commands.downloads import loading
 from builder.common.releases import NEWEST, missing_fixes
 from builder.repository.check import pending
 from builder.repository.report.record import BuildReport
@@ -27,7 +27,7 @@ def build_one(model: PlannedBuild, history: History, verbose: bool, show: bool) 
     libraries; `show`: print the table of variants.
     """
     spec = model.spec
-    screen.print(f"[bold]{spec.entry_name}[/] from {spec.model}")
+    screen.print(f"[bold]{spec.entry_name}[/] from {spec.model}", soft_wrap=True)
     if model.status == "unchanged" and model.report is not None:
         report, outcome = model.report, f"nothing to do: version {model.report.version} of {spec.entry_name}"
         done = f"{outcome} is what this would build, and is in {spec.store or spec.output} (--rebuild builds it again)"
@@ -108,21 +108,14 @@ class Stages:
     def show(self, name: str) -> Iterator[None]:
         """Print one line per stage: while it runs a spinner and what is left of the build, its time when it is done."""
         start = time.perf_counter()
-        with screen.status(Stage(name, self)):
+        with loading(lambda: self.title(name)):
             yield
         screen.print(f"  [green]✓[/] {name:<16} {time.perf_counter() - start:6.1f} s")
 
-
-@dataclass(frozen=True)
-class Stage:
-    """Line of a stage that runs, with what is left of the build at the time at which it is drawn."""
-
-    name: str
-    stages: Stages
-
-    def __rich__(self) -> str:
-        left = (self.stages.expected or 0.0) - self.stages.elapsed()
-        return f"{self.name}, about {duration(left)} of the build left" if left > 0 else self.name
+    def title(self, name: str) -> str:
+        """Return the name of a stage, with the time that is left of the build."""
+        left = (self.expected or 0.0) - self.elapsed()
+        return f"{name}, about {duration(left)} of the build left" if left > 0 else name
 
 
 @contextlib.contextmanager

@@ -48,7 +48,9 @@ def run(options: argparse.Namespace) -> int:
     parts, digest = read_parts(options.data, options.split), data_digest(options.data)
     with Client(options.url, options.name) as client:
         refuse_another_task(client, report)
-        with screen.status("loading the checkpoint"):
+        from builder.commands.downloads import loading
+
+        with loading(lambda: "loading the checkpoint"):
             from builder.checkpoints.labelled import evaluation_of  # imports torch
             from builder.checkpoints.libraries import quiet_libraries
             from builder.runtime.contract import GenerationServing

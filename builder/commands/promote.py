@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
-from builder.commands import DEFAULT_URL, REPOSITORY, positive, screen, screen_table
+from builder.commands import DEFAULT_URL, REPOSITORY, positive, progress, screen, screen_table
 from builder.commands.gateway import ADMIN_KEY_VARIABLE, admin_key
 from builder.common.errors import ServeError
 from builder.serving.gateway.settings import DEFAULT_PORT
@@ -165,13 +165,15 @@ def _refusals(
     controls = servers.controls[:1] if options.canary is None else servers.controls
     try:
         with beside(controls, name, number, running) as candidate:
-            trial = compare(
-                controls[0].url,
-                (name, candidate),
-                numbers,
-                lambda client: samples_for(client, options.samples),
-                agreement,
-            )
+            with progress("asking both versions") as show:
+                trial = compare(
+                    controls[0].url,
+                    (name, candidate),
+                    numbers,
+                    lambda client: samples_for(client, options.samples),
+                    agreement,
+                    show,
+                )
             screen_table(trial.table(name, limits))
             refusals = trial.refusals(limits)
             if not refusals and options.canary is not None:
@@ -194,12 +196,19 @@ def _refuse_another_task(versions: Mapping[int, PublishedVersion], running: int,
 
 
 def _watch_canary(options: argparse.Namespace, candidate: str, numbers: tuple[int, int]) -> list[str]:
-    from builder.serving.promotion.canary import CanaryShare, watch
+    from builder.clusters.fleet.view import duration
+    from builder.serving.promotion.canary import MIN_REQUESTS, CanaryFigures, CanaryShare, watch
 
     key = admin_key(options.admin_key)
     share = CanaryShare(options.gateway.rstrip("/"), key, options.name, candidate, numbers, options.canary)
     screen.print(f"{options.canary:.0%} of the requests at {options.gateway} go to it")
-    figures, refusals = watch(share.order, options.canary, options.watch, options.slower)
+    with screen.status("waiting for its first requests") as status:
+
+        def show(figures: CanaryFigures, left: float) -> None:
+            missing = max(0, MIN_REQUESTS - figures.requests)
+            status.update(f"{figures.requests} requests, {missing} more to judge by, {duration(left)} left")
+
+        figures, refusals = watch(share.order, options.canary, options.watch, options.slower, on_figures=show)
     screen_table(figures.table(options.name))
     return refusals
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 from huggingface_hub.utils._paths import filter_repo_objects
 
 from builder.checkpoints import fetch as fetch_module
 from builder.checkpoints.fetch import fetch
+from builder.common.progress import reporting_downloads
+from tests.hub import COMMIT, hub
 
 READ = {
     "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "merges.txt", "spiece.model",
@@ -32,3 +36,36 @@ def test_fetch_downloads_the_files_that_transformers_reads(
     monkeypatch.setattr(fetch_module, "snapshot_download", snapshot)
     fetch("org/writer", None, weights)
     assert fetched == (READ if weights else READ - {"model.safetensors"})
+
+
+@pytest.fixture
+def hub_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Return a function that makes an address the Hub of this process, with an empty cache."""
+
+    def use(url: str) -> None:
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", f"{url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        )
+        monkeypatch.setattr(constants, "ENDPOINT", url)
+
+    return use
+
+
+def test_fetch_reports_the_bytes_of_a_download(hub_of: Callable[[str], None]) -> None:
+    """A second fetch downloads nothing, and a Hub that does not answer leaves what is in the cache."""
+    files = {"config.json": b"{}", "model-1.safetensors": bytes(30_000), "model-2.safetensors": bytes(20_000)}
+    seen: list[tuple[float, float]] = []
+    with reporting_downloads(lambda done, total: seen.append((done, total))):
+        with hub("org/writer", {**files, "training_args.bin": bytes(1_000)}) as url:
+            hub_of(url)
+            folder, commit = fetch("org/writer", None, weights=True)
+            reports = list(seen)
+            fetch("org/writer", None, weights=True)
+        assert fetch("org/writer", None, weights=True) == (folder, commit)
+    assert {file.name: file.stat().st_size for file in folder.iterdir()} == {name: len(files[name]) for name in files}
+    assert commit == COMMIT
+    assert [total for _, total in reports] == [50_002] * 3
+    assert sorted(done for done, _ in reports)[-1] == 50_002
+    assert seen == reports

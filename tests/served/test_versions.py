@@ -242,8 +242,17 @@ def test_compare_agrees_on_text_only_for_the_same_checkpoint(
 
 
 def test_compare_runs_a_search_model_without_beams(server: TritonServer) -> None:
-    trial = compare(server.url, ("sums", "sums"), (1, 2), lambda client: samples_for(client, None)[:2], same_tokens)
+    done: list[tuple[float, float]] = []
+    trial = compare(
+        server.url,
+        ("sums", "sums"),
+        (1, 2),
+        lambda client: samples_for(client, None)[:2],
+        same_tokens,
+        lambda *progress: done.append(progress),
+    )
     assert (trial.agreement, trial.candidate.errors) == (1.0, [])
+    assert done == [(turn, 2 * ROUNDS) for turn in range(2 * ROUNDS)]
     assert min(match.parts for match in trial.agreements) >= 1
 
 

@@ -20,6 +20,7 @@ from builder.common.errors import ServeError
 MIN_REQUESTS = 50  # requests of the candidate that a verdict needs
 MAX_MORE_FAILURES = 0.01  # share of failed requests allowed above that of the running version
 POLL_S = 1.0
+OnFigures = Callable[["CanaryFigures", float], None]  # called with the counts so far, and the seconds that are left
 TIMEOUT_S = 30.0
 TIMES = {"first_ms": "until the first answer", "between_ms": "between the answers of a stream"}
 
@@ -95,7 +96,12 @@ class CanaryShare:
 
 
 def watch(
-    order: Callable[[float], CanaryFigures], share: float, seconds: float, slower: float, poll_s: float = POLL_S
+    order: Callable[[float], CanaryFigures],
+    share: float,
+    seconds: float,
+    slower: float,
+    poll_s: float = POLL_S,
+    on_figures: OnFigures = lambda figures, left: None,
 ) -> tuple[CanaryFigures, list[str]]:
     """Run a canary for `seconds`, or until the candidate does worse. Returns the counts and the reasons against it.
 
@@ -106,8 +112,10 @@ def watch(
         while True:
             figures = order(share)
             worse = figures.reasons_against(slower) if figures.requests >= MIN_REQUESTS else []
-            if worse or time.monotonic() >= end:
+            left = end - time.monotonic()
+            if worse or left <= 0:
                 break
+            on_figures(figures, left)
             time.sleep(poll_s)
     finally:
         order(0.0)

@@ -22,6 +22,7 @@ from rich.table import Table
 
 from builder.checkpoints.distances import PairedNumbers, relative_distance
 from builder.common.errors import ServeError
+from builder.common.progress import OnProgress
 from builder.repository.config.render import CONFIG
 from builder.repository.locks import locked
 from builder.repository.transaction import visiting
@@ -196,15 +197,22 @@ def compare(
     numbers: tuple[int, int],
     samples: Callable[[Client], Sequence[Mapping[str, Any]]],
     agreement: Agreement,
+    on_progress: OnProgress = lambda done, total: None,
 ) -> PromotionTrial:
-    """Send the same requests to both versions. `names`, `numbers`: of running one and candidate. Raises ServeError."""
+    """Send the same requests to both versions. Raises ServeError.
+
+    `names`, `numbers`: of running one and candidate. `on_progress` is called with the requests that both answered, and
+    with all.
+    """
     sides = TriedVersion(numbers[0]), TriedVersion(numbers[1])
     agreements, shared = [], []
     with Client(url, names[0]) as one, Client(url, names[1]) as other:
         requests = [greedy(sample, one) for sample in samples(one)]
         for sample in requests:  # warm up the candidate
             TriedVersion(numbers[1]).ask(other, sample)
-        for turn in range(ROUNDS * len(requests)):
+        total = ROUNDS * len(requests)
+        for turn in range(total):
+            on_progress(turn, total)
             sample = requests[turn % len(requests)]
             order = (0, 1) if turn % 2 else (1, 0)
             answers = {side: sides[side].ask((one, other)[side], sample) for side in order}

@@ -19,7 +19,8 @@ from builder.cli import main
 from builder.clusters.fleet import work
 from builder.clusters.fleet.history import History, work_of
 from builder.clusters.fleet.work import GC_THRESHOLDS, GOMP_SPINCOUNT, collecting_garbage_rarely, load_libraries
-from builder.commands import build_one
+from builder.commands import build_one, downloads
+from builder.commands.downloads import LoadingLine
 from builder.common.errors import SpecError
 from builder.options import make_spec
 
@@ -90,10 +91,30 @@ def test_single_build_records_its_time(
 def test_stage_says_what_is_left_of_a_build_of_known_length(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 10.0
     monkeypatch.setattr(build_one, "time", SimpleNamespace(perf_counter=lambda: now))
-    known, unknown = (build_one.Stage("export", build_one.Stages(expected)) for expected in (90.0, None))
-    assert (known.__rich__(), unknown.__rich__()) == ("export, about 1 min 30 s of the build left", "export")
+    known, unknown = (build_one.Stages(expected) for expected in (90.0, None))
+    assert known.title("export") == "export, about 1 min 30 s of the build left"
+    assert unknown.title("export") == "export"
     now += 100
-    assert known.__rich__() == "export", "it takes longer than expected"
+    assert known.title("export") == "export", "it takes longer than expected"
+
+
+def test_loading_line_says_what_is_left_of_a_download(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The speed is that since the first report: what an earlier download left here does not count."""
+    now = 10.0
+    monkeypatch.setattr(downloads, "time", SimpleNamespace(perf_counter=lambda: now))
+    line = LoadingLine(lambda: "resolve")
+    assert line.__rich__() == "resolve"
+    line.report(400e6, 1e9)
+    assert line.__rich__() == "downloading, 400.0 MB of 1.0 GB"
+    now += 10
+    line.report(500e6, 1e9)
+    assert line.__rich__() == "downloading, 500.0 MB of 1.0 GB, about 50.0 s left"
+    line.report(1e9, 1e9)
+    assert line.__rich__() == "resolve"
+    line.report(1e6, 5e6)
+    now += 1
+    line.report(2e6, 5e6)
+    assert line.__rich__() == "downloading, 2.0 MB of 5.0 MB, about 3.0 s left"
 
 
 def test_load_libraries_freezes_them_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

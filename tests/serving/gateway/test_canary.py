@@ -226,10 +226,18 @@ def test_canary_watch_ends_a_worse_candidate(figures: CanaryFigures, says: list[
 
 
 def test_canary_watch_ends_early_when_the_candidate_fails() -> None:
-    looks = iter([_figures(3, 3), _figures(30, 30), _figures(0, 0)])
-    figures, says = watch(lambda share: next(looks), 0.1, 3600.0, 1.5, poll_s=0.0)
+    looks, shown = iter([_figures(3, 3), _figures(30, 30), _figures(0, 0)]), list[tuple[int, bool]]()
+    figures, says = watch(
+        lambda share: next(looks),
+        0.1,
+        3600.0,
+        1.5,
+        poll_s=0.0,
+        on_figures=lambda figures, left: shown.append((figures.requests, 3500 < left <= 3600)),
+    )
     assert figures.requests == 60
     assert "30 of its 60 requests failed" in says[0]
+    assert shown == [(6, True)], "the requests so far, and the seconds that are left"
 
 
 def test_canary_share_reports_refusing_and_absent_gateways() -> None:

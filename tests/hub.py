@@ -1,0 +1,63 @@
+"""A stand-in of the Hub on this machine: one repository, and what huggingface_hub asks of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+COMMIT = "a" * 40
+
+
+@contextmanager
+def hub(name: str, files: Mapping[str, bytes]) -> Iterator[str]:
+    """Serve a repository with these files, and yield the address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.answer()
+
+        def do_GET(self) -> None:
+            self.wfile.write(self.answer())
+
+        def answer(self) -> bytes:
+            sent: dict[str, str] = {}
+            file = self.path.removeprefix(f"/{name}/resolve/{COMMIT}/")
+            if self.path.startswith(f"/api/models/{name}/revision/"):
+                content = json.dumps({"id": name, "sha": COMMIT, "siblings": []}).encode()
+            elif self.path.startswith(f"/api/models/{name}/tree/"):
+                tree = [
+                    {"type": "file", "path": path, "size": len(files[path]), "oid": _oid(files[path])} for path in files
+                ]
+                content = json.dumps(tree).encode()
+            elif file in files:
+                content, sent = files[file], {"ETag": f'"{_oid(files[file])}"', "X-Repo-Commit": COMMIT}
+            else:
+                self.send_error(404)
+                return b""
+            self.send_response(200)
+            for header, value in {
+                "Content-Type": "application/json",
+                "Content-Length": str(len(content)),
+                **sent,
+            }.items():
+                self.send_header(header, value)
+            self.end_headers()
+            return content
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+
+
+def _oid(content: bytes) -> str:
+    return hashlib.sha1(content).hexdigest()
