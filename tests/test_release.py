@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
+import tarfile
 import zipfile
 from collections.abc import Callable
 from email.parser import Parser
@@ -17,6 +19,7 @@ import jsonschema
 import pytest
 import yaml
 
+from builder.common.distribution import sources_folder
 from scripts import releasing
 
 ROOT = Path(__file__).parent.parent
@@ -109,6 +112,22 @@ def test_wheel_says_what_each_extra_needs(wheel: Path) -> None:
     base = [line for line in metadata.get_all("Requires-Dist") or () if "extra ==" not in line]
     assert not [line for line in base if line.startswith(("openvino", "starlette", "s3fs", "ray"))]
     assert any(line.startswith("onnxruntime<") for line in base)
+
+
+def test_source_distribution_has_what_images_are_built_from(module_folder: Callable[[str], Path]) -> None:
+    folder = module_folder("sources")
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", str(folder)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    (archive,) = folder.glob("*.tar.gz")
+    with tarfile.open(archive) as unpacked:
+        names = unpacked.getnames()
+    assert archive.name == f"{sources_folder()}.tar.gz"
+    for kind in ("gateway", "pull"):
+        steps = (ROOT / f"Dockerfile.{kind}").read_text()
+        copied = [name for line in re.findall(r"^COPY (.*) \S+$", steps, re.MULTILINE) for name in line.split()]
+        for name in (f"Dockerfile.{kind}", *copied):
+            path = f"{sources_folder()}/{name}"
+            assert path in names or any(one.startswith(f"{path}/") for one in names), path
 
 
 def test_installed_wheel_finds_its_files(wheel: Path, tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
         "selector, priority class, service account, runtime class, a claim for caches and images (default: the file of "
         "--plan)",
     )
-    add("--cores", type=count, metavar="N", help="cores of a replica (default: as built, or planned)")
+    add("--cores", type=count, metavar="N", help="cores of a replica (default: as planned, or as built with --threads)")
     add(
         "--memory-gb",
         type=positive,

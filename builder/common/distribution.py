@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
+import json
+import sys
+from importlib import metadata, util
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 DISTRIBUTION = "triton-model-repository-builder"
 PACKAGE = Path(__file__).parent.parent
@@ -12,9 +15,29 @@ RUNTIME = PACKAGE / "runtime"  # the code that is emitted
 
 def own_version() -> str:
     """Return the version that is installed."""
-    return version(DISTRIBUTION)
+    return metadata.version(DISTRIBUTION)
+
+
+def sources_folder() -> str:
+    """Return the name of the folder that the source distribution unpacks to."""
+    return f"{DISTRIBUTION.replace('-', '_')}-{own_version()}"
 
 
 def installing(extra: str) -> str:
-    """Return the command that installs an extra of the project."""
-    return f"pip install '{DISTRIBUTION}[{extra}]'"
+    """Return the command that installs an extra here or, in an environment of uvx, runs the project with it.
+
+    Source of the names in uv's environments: its pages "Tools" and "Caching", uv 0.13.
+    """
+    environment = Path(sys.prefix)
+    if (environment / "uv-receipt.toml").is_file():
+        return f"uv tool install '{_origin()}[{extra}]'"
+    if environment.parent.name.startswith("archive-v"):
+        return f"uvx --from '{_origin()}[{extra}]' build-repo"
+    command = "uv pip install" if util.find_spec("pip") is None else "pip install"
+    return f"{command} '{DISTRIBUTION}[{extra}]'"
+
+
+def _origin() -> str:
+    """Return the file or folder that the project was installed from, or its name if that is a package index."""
+    address = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
+    return DISTRIBUTION if address is None else unquote(urlsplit(json.loads(address)["url"]).path)

@@ -8,6 +8,7 @@ https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers/ and .../p
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from builder.clusters.deploy.deployment import Deployment
 from builder.clusters.deploy.image import build_command, image_tag
 from builder.clusters.deploy.placement import placement
 from builder.clusters.deploy.probes import live_probe, ready_probe
-from builder.common.distribution import own_version
+from builder.common.distribution import own_version, sources_folder
 from builder.common.errors import SpecError
 from builder.common.telemetry import OFF
 from builder.repository.config.arguments import (
@@ -134,12 +135,21 @@ def image(deployment: Deployment, kind: str) -> str:
     return f"{deployment.registry.rstrip('/')}/{name}:{own}"
 
 
-def image_steps(deployment: Deployment, output: Path) -> list[str]:
-    """Return the commands that bring Triton's image from `output` to the registry; none if it is there already."""
-    if deployment.pod.images.triton is not None:
-        return []
-    name = image(deployment, "triton")
-    return [build_command(deployment, name, output), f"docker push {name}"]
+def image_steps(deployment: Deployment, output: Path, own: Sequence[str] = ("gateway",)) -> list[str]:
+    """Return the commands that bring the images to the registry, except those that the user named.
+
+    `own`: images of the project that run beside Triton's; with that of the pull they are built from its sources.
+    """
+    steps, sources = [], sources_folder()
+    for kind in (*own, *(["pull"] if deployment.stored else [])):
+        if getattr(deployment.pod.images, kind) is None:
+            name = image(deployment, kind)
+            steps.append(f"docker build --tag {name} --file {sources}/Dockerfile.{kind} {sources}  # once a version")
+            steps.append(f"docker push {name}")
+    if deployment.pod.images.triton is None:
+        name = image(deployment, "triton")
+        steps += [build_command(deployment, name, output), f"docker push {name}"]
+    return steps
 
 
 def pulls(deployment: Deployment, with_weights: bool = True) -> list[Document]:

@@ -114,5 +114,8 @@ def as_planned(
 def _cores(plans: Sequence[ModelPlan]) -> int:
     open_ended = [plan.name for plan in plans if plan.cores is None]
     if open_ended:
-        raise SpecError(f"how many cores {open_ended[0]} needs is not known: say how many a replica has: --cores N")
+        raise SpecError(
+            f"how many cores {open_ended[0]} needs is not known, as it was built without --threads or computes on a "
+            "GPU: say how many a replica has, --cores N"
+        )
     return max(1, *(round(plan.cores or 0) for plan in plans))

@@ -138,11 +138,22 @@ def test_image_tag_changes_with_its_packages(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("target", ["kubernetes", "helm", "kserve"])
 def test_steps_push_the_image_before_they_apply_the_manifests(target: str) -> None:
-    build, push, apply = find_target(target).steps(IN_IMAGE, Path("out"))
+    *own, build, push, apply = find_target(target).steps(IN_IMAGE, Path("out"))
+    assert [step.split("#")[0].split()[1] for step in own] == (["build", "push"] if target != "kserve" else [])
     name = f"registry.example/models-triton:{image_tag(IN_IMAGE)}"
     assert f"--tag {name} " in build
     assert push == f"docker push {name}"
     assert apply.startswith(("kubectl apply", "helm upgrade --install"))
+
+
+@pytest.mark.parametrize(("target", "kinds"), [("kubernetes", ["gateway", "pull"]), ("kserve", ["pull"])])
+def test_steps_build_each_image_that_the_pods_name(target: str, kinds: list[str]) -> None:
+    """Regression: from a wheel nothing said where the image of the gateway comes from."""
+    written, steps = find_target(target).files(STORED), find_target(target).steps(STORED, Path("out"))
+    named = {name for text in written.values() for name in re.findall(r"^ *-? *image: (\S+)$", text, re.MULTILINE)}
+    assert named == {step.removeprefix("docker push ") for step in steps if step.startswith("docker push ")}
+    built = [re.findall(r"--file \S+/Dockerfile\.(\w+) ", step) for step in steps]
+    assert [kind for found in built for kind in found] == kinds
 
 
 def _engine() -> str:

@@ -110,7 +110,7 @@ def replicas_query(deployment: Deployment) -> str:
 TARGET = Target(
     _files,
     steps=lambda deployment, output: [
-        *image_steps(deployment, output),
+        *image_steps(deployment, output, own=()),
         f"kubectl apply -n {deployment.namespace} -f {output}",
     ],
 )
