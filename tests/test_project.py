@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
 from transformers import PreTrainedConfig
+from tritonclient.grpc import service_pb2
 
 import builder
 from builder.checkpoints.tasks import all_tasks
@@ -85,3 +89,13 @@ def test_emitted_python_imports_only_its_requirements() -> None:
 def test_constructors_call_super_instead_of_a_named_class() -> None:
     for path in ROOT.glob("builder/**/*.py"):
         assert not re.search(r"\b[A-Z]\w+\.__init__\(self", path.read_text("utf-8")), path
+
+
+def test_protobuf_is_not_older_than_the_code_of_the_client() -> None:
+    """Regression: protobuf 6.33.0 was allowed, with which tritonclient 2.73 is not imported."""
+    found = re.search(r"Domain\.PUBLIC,\s+(\d+),\s+(\d+),\s+(\d+)", Path(service_pb2.__file__).read_text())
+    assert found is not None
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (required,) = (one for one in map(Requirement, project["dependencies"]) if one.name == "protobuf")
+    lowest = min(Version(one.version) for one in required.specifier if one.operator == ">=")
+    assert lowest >= Version(".".join(found.groups()))
