@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import threading
 import time
@@ -20,7 +21,7 @@ from safetensors.torch import save_file
 
 from builder.graphs.onnx.graph import save_graph
 from builder.runtime.contract import LayerShape
-from scripts.benchmarks import generation, generators, peers, seq2seq, step
+from scripts.benchmarks import generation, generators, load_programs, paced_streams, peers, seq2seq, step
 from scripts.benchmarks.circumstances import circumstances, refuse_other, write_figures
 from scripts.benchmarks.cluster_failures import Cut, Failed, Fleet, Turn, read_embedding, read_stream
 from scripts.benchmarks.decode_limits import decode_limit
@@ -319,3 +320,24 @@ def test_stages_of_a_load_are_read_from_the_log_and_the_metrics() -> None:
         "waiting_ms": 150.0,
         "gateway_ms": 40.0,
     }
+
+
+def test_paced_streams_have_the_tokens_that_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paced_streams, "FIRST_S", 0.0)
+    monkeypatch.setattr(paced_streams, "BETWEEN_S", 0.0)
+
+    async def events() -> list[str]:
+        return [event async for event in paced_streams.events(3)]
+
+    *texts, end, usage, done = asyncio.run(events())
+    assert [json.loads(text.removeprefix("data: "))["choices"][0]["text"] for text in texts] == [" a"] * 3
+    assert json.loads(end.removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+    assert json.loads(usage.removeprefix("data: "))["usage"]["completion_tokens"] == 3
+    assert done == "data: [DONE]\n\n"
+
+
+def test_planned_figures_are_those_of_the_paced_streams() -> None:
+    """Four clients, each with 64 tokens in 50 ms and 63 times 20 ms."""
+    figures = load_programs.planned(4)
+    assert figures["requests_per_s"] == pytest.approx(4 / 1.31)
+    assert figures["tokens_per_s"] == pytest.approx(4 * 64 / 1.31)
