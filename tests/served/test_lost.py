@@ -50,7 +50,7 @@ def test_killed_process_ends_its_stream_and_retries_whole_answers(
     assert streamed
     assert expected.startswith(streamed)
     assert (broken.status, broken.code) == (503, "unavailable")
-    assert f"{NAME} broke off in the midst of this answer, and was not ready meanwhile" in broken.message
+    assert f"{NAME} broke off in the midst of this answer: it was not ready meanwhile" in broken.message
 
 
 async def _send_to_a_killed_process(

@@ -56,6 +56,8 @@ class Responses:
             if message.error_message:
                 raise ServeError(f"{self.name}: {message.error_message}")
             yield message.infer_response
+        if not self._ends:
+            raise ServeError(f"{self.name}: the server at {self.url} ended the stream without its last response")
 
     def close(self) -> None:
         """Make the model end the request and read the stream to its end; cancel the stream if that takes too long."""

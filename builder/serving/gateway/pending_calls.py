@@ -39,7 +39,7 @@ ABANDONED_TIMEOUT_S = 600.0
 
 
 class BackendLost(Exception):
-    """Triton will not answer a call."""
+    """Triton will not answer a call. Its text, if any, says why."""
 
 
 class NotReady(NamedTuple):

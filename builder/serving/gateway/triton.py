@@ -44,6 +44,7 @@ TIMEOUT_S = 30.0  # of calls that need no inference
 READY_TIMEOUT_S = 2.0
 CLOSE_TIMEOUT_S = 10.0  # for abandoned calls when the client closes
 ATTEMPTS = 2  # of a request that was lost before its first answer: repeating it has no side effects
+NOT_READY = "it was not ready meanwhile, and its process may have died"
 LOADED_STATES = ("READY", "LOADING", "UNLOADING")
 QUEUE_FULL = ("wait already", "Exceeds maximum queue size")
 TIMED_OUT = ("time was over", "Request timeout expired")
@@ -199,13 +200,14 @@ class Triton:
                     async for outputs in answers:
                         yield outputs
                 return
-            except BackendLost:
+            except BackendLost as lost:
+                reason = str(lost) or NOT_READY
                 if stream.has_started:
-                    raise _lost(f"{request.model_name} broke off in the midst of this answer") from None
+                    raise _lost(f"{request.model_name} broke off in the midst of this answer", reason) from None
             finally:
                 if not stream.has_ended:
                     self.abandoned.run_in_background(stream.end())
-        raise _lost(f"{request.model_name} did not answer this request, sent {ATTEMPTS} times")
+        raise _lost(f"{request.model_name} did not answer this request, sent {ATTEMPTS} times", reason)
 
     async def _outputs(self, stream: TritonStream) -> AsyncGenerator[Outputs, None]:
         """Yield the answers of one stream as they arrive. Raises ApiError and BackendLost."""
@@ -216,8 +218,10 @@ class Triton:
             while not stream.is_complete:
                 await detector.wait(stream.next_message(), name, is_ready, stream.since, stream.has_started)
                 message = stream.take()
-                if message is None:
-                    return
+                if (
+                    message is None
+                ):  # the client's side is open until the last response, so the server did not wait for it
+                    raise BackendLost("Triton ended the stream without its last response")
                 if message.error_message:
                     raise stream_error(message.error_message)
                 if message.infer_response.outputs:
@@ -239,10 +243,9 @@ class Triton:
             raise known or ApiError(500, message) from error
 
 
-def _lost(reason: str) -> ApiError:
+def _lost(what: str, reason: str = NOT_READY) -> ApiError:
     """Return the error for a request that will not be answered."""
-    advice = "and was not ready meanwhile; its process may have died. Send it again later; the server's log says more"
-    return unavailable(f"{reason}, {advice}")
+    return unavailable(f"{what}: {reason}. Send it again later; the server's log says more")
 
 
 def stream_error(message: str) -> ApiError:

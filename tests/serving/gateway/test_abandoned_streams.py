@@ -10,11 +10,13 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2
 
+from builder.common.errors import ServeError
+from builder.serving.client.responses import Responses
 from builder.serving.gateway import pending_calls, triton_stream
 from builder.serving.gateway.errors import ApiError
 from builder.serving.gateway.tensors import LENGTH
 from builder.serving.gateway.triton import Triton
-from tests.serving.gateway.grpc_server import FakeGrpcServer, serving
+from tests.serving.gateway.grpc_server import REQUEST, FakeGrpcServer, serving
 
 
 class FakeStreams(FakeGrpcServer):
@@ -141,8 +143,8 @@ class FakeDyingStreams(FakeStreams):
     ("deaths", "pieces", "result", "asked"),
     [
         (1, 0, "", 2),
-        (2, 0, "did not answer this request, sent 2 times, and was not ready meanwhile", 2),
-        (1, 1, "broke off in the midst of this answer, and was not ready meanwhile; its process may have died", 1),
+        (2, 0, "did not answer this request, sent 2 times: it was not ready meanwhile", 2),
+        (1, 1, "broke off in the midst of this answer: it was not ready meanwhile, and its process may have died", 1),
     ],
 )
 def test_lost_stream_is_retried_once_unless_it_has_started(
@@ -162,6 +164,41 @@ def test_lost_stream_is_retried_once_unless_it_has_started(
             return error.value.status, fake.seen.count("asked")
 
     assert asyncio.run(told()) == (503 if result else ["1"], asked)
+
+
+class FakeCutStreams(FakeStreams):
+    """Server that ends the stream without an error and without the last response, after `pieces` of the answer."""
+
+    def __init__(self, pieces: int) -> None:
+        super().__init__("ends")
+        self.pieces = pieces
+
+    async def ModelStreamInfer(
+        self, requests: AsyncIterator[service_pb2.ModelInferRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[service_pb2.ModelStreamInferResponse]:
+        request = await anext(aiter(requests))
+        self.seen.append("asked")
+        for _ in range(self.pieces):
+            yield _response(request, False, "1")
+
+
+@pytest.mark.parametrize(
+    ("pieces", "asked", "result"),
+    [(0, 2, "did not answer this request, sent 2 times"), (1, 1, "broke off in the midst of this answer")],
+)
+def test_stream_without_its_last_response_is_an_error(pieces: int, asked: int, result: str) -> None:
+    """Regression: a part of an answer was passed on as the whole."""
+
+    async def cut() -> int:
+        async with serving(FakeCutStreams(pieces)) as (fake, triton), asyncio.timeout(60):
+            with pytest.raises(ApiError, match=f"{result}: .* without its last response") as error:
+                await read(triton, "writes")
+            assert error.value.status == 503
+            with pytest.raises(ServeError, match="without its last response"):
+                await asyncio.to_thread(lambda: list(Responses(triton.url, REQUEST, 60)))
+            return fake.seen.count("asked")
+
+    assert asyncio.run(cut()) == asked + 1
 
 
 async def read(triton: Triton, model: str = "for ever", streaming: bool = False) -> list[str]:
