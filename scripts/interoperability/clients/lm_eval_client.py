@@ -28,6 +28,12 @@ SAID = (
     'doc_to_target: "{{choices[answer]}}"\ngeneration_kwargs: {until: ["."], max_gen_toks: 8, do_sample: false}\n'
     "metric_list: [{metric: exact_match}]"
 )
+READ = 'doc_to_target: "{{question}}"\nmetric_list: [{metric: bits_per_byte}]'
+KINDS = (
+    ("picks", "multiple_choice", CHOICES),
+    ("says", "generate_until", SAID),
+    ("reads", "loglikelihood_rolling", READ),
+)
 
 
 def evaluate(model: str, task: str, path: str, *more: str) -> None:
@@ -35,7 +41,7 @@ def evaluate(model: str, task: str, path: str, *more: str) -> None:
         folder = Path(scratch)
         data = folder / "questions.jsonl"
         data.write_text("".join(json.dumps(question) + "\n" for question in QUESTIONS))
-        for name, kind, rest in (("picks", "multiple_choice", CHOICES), ("says", "generate_until", SAID)):
+        for name, kind, rest in KINDS:
             (folder / f"{name}.yaml").write_text(TASK.format(name=name, data=data, kind=kind, rest=rest))
         arguments = [f"base_url={WORK['gateway']}{path}", "model=writes", "num_concurrent=2", "max_retries=1", *more]
         command = [sys.executable, "-m", "lm_eval", "--model", model, "--model_args", ",".join(arguments)]
@@ -59,6 +65,11 @@ def _() -> None:
 def _() -> None:
     more = (TOKENIZER, "tokenizer_backend=huggingface", "tokenized_requests=False")
     evaluate("local-completions", "picks", "/v1/completions", *more)
+
+
+@check("local-completions, perplexity")
+def _() -> None:
+    evaluate("local-completions", "reads", "/v1/completions", TOKENIZER, "tokenizer_backend=huggingface")
 
 
 @check("local-completions, generation")
