@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import re
 import signal
 import sys
 import time
@@ -14,7 +15,7 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
-from builder.commands import REPOSITORY, VERIFY_KEY_HELP, count, output, tcp_port
+from builder.commands import REPOSITORY, VERIFY_KEY_HELP, count, output, screen, tcp_port
 from builder.commands.gateway import add_on_demand
 from builder.common.addresses import join_port
 from builder.common.errors import SpecError
@@ -120,6 +121,21 @@ def _run_on_ray(options: argparse.Namespace) -> int:
     return 0
 
 
+class LoadCount:
+    """Tells `show` from the log of a starting Triton how many models of a repository are loaded."""
+
+    def __init__(self, repository: Path, show: Callable[[str], None]) -> None:
+        self.missing = {path.parent.name for path in repository.glob("*/config.pbtxt")}
+        self.models, self.show = len(self.missing), show
+
+    def read(self, line: str) -> None:
+        """Read one line of the log."""
+        loaded = re.search(r"successfully loaded '([^']+)'", line)
+        if loaded and loaded[1] in self.missing:
+            self.missing.remove(loaded[1])
+            self.show(f"starting Triton, {self.models - len(self.missing)} of {self.models} models are loaded")
+
+
 @contextlib.contextmanager
 def _start(
     options: argparse.Namespace,
@@ -129,17 +145,21 @@ def _start(
     begin_gateway: Callable[[], None],
 ) -> Iterator[TritonServer]:
     """Run Triton. The gateway, which begins with the first one and outlives all, is stopped before the last one is."""
-    with running(
-        options.repository,
-        options.host,
-        ports,
-        echo=echo,
-        strict=options.strict,
-        insecure_bind=options.insecure_bind,
-        verify_key=options.verify_key,
-        on_demand=options.load_on_demand,
-        liveness=True,
-    ) as server:
+    with contextlib.ExitStack() as stack:
+        with screen.status("starting Triton") as status:
+            server = stack.enter_context(
+                running(
+                    options.repository,
+                    options.host,
+                    ports,
+                    echo=echo or LoadCount(options.repository, status.update).read,
+                    strict=options.strict,
+                    insecure_bind=options.insecure_bind,
+                    verify_key=options.verify_key,
+                    on_demand=options.load_on_demand,
+                    liveness=True,
+                )
+            )
         try:
             begin_gateway()
             yield server

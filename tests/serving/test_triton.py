@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from builder.commands.gateway import ADMIN_KEY_VARIABLE, KEYS_VARIABLE, LIMITS_VARIABLE
+from builder.commands.serve import LoadCount
 from builder.common.addresses import address_family
 from builder.common.errors import RepositoryError, ServeError
 from builder.common.workplace import PREFIX
@@ -187,3 +188,15 @@ def test_find_perf_analyzer_reports_a_failed_download(tmp_path: Path, monkeypatc
     with pytest.raises(ServeError, match=r"could not be fetched \(no network\): put perf_analyzer on PATH"):
         perf_analyzer.find_perf_analyzer()
     assert not list(tmp_path.rglob("perf_analyzer"))
+
+
+def test_load_count_names_each_model_once(tmp_path: Path) -> None:
+    """Several versions of a model are loaded one by one, and a model beside the repository does not count."""
+    for name in ("embeds", "embeds_model"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.pbtxt").touch()
+    shown: list[str] = []
+    count = LoadCount(tmp_path, shown.append)
+    for name in ("embeds_model", "embeds_model", "build_repo_liveness", "embeds"):
+        count.read(f"I1129 03:00:00.310000 1 model_lifecycle.cc:839] \"successfully loaded '{name}'\"")
+    assert shown == [f"starting Triton, {loaded} of 2 models are loaded" for loaded in (1, 2)]
