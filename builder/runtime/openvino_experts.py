@@ -104,7 +104,7 @@ def _route(logits: Any, chosen: int, experts: int) -> Routing:
     """Choose the experts of the highest `logits`, (tokens, experts), weighted by the softmax of all logits."""
     best = ops.topk(ops.softmax(logits, -1), np.int32(chosen), -1, "max", "value", "i32")
     pairs = ops.reshape(best.output(1), np.array([-1]), False)
-    by_expert = ops.topk(pairs, _length(pairs), 0, "min", "value", "i32", stable=True)
+    by_expert = ops.topk(pairs, _length(pairs), 0, "min", "value", "i32")  # a stable sort has pairs^2 comparisons
     ends = ops.search_sorted(by_expert.output(0), ops.constant(np.arange(experts, dtype=np.int32)), right_mode=True)
     weights = ops.unsqueeze(best.output(0), np.int32(-1))
     return Routing(chosen, by_expert.output(1), by_expert.output(0), ends, weights)

@@ -120,6 +120,16 @@ def test_translated_moe_computes_the_operator(activation: str, biased: bool, tmp
         np.testing.assert_allclose(request([x, logits])[0], expected_of(model, x, logits), rtol=1e-4, atol=1e-5)
 
 
+def test_pairs_are_not_sorted_by_comparing_each_with_all(tmp_path: Path) -> None:
+    """Regression: a stable sort compares each pair with all; of 1,000 tokens with 8 experts it took 130 ms a layer."""
+    save(moe("silu", biased=False), tmp_path / "m.onnx")
+    core = openvino.Core()
+    core.add_extension(expert_extensions())
+    nodes = core.read_model(str(tmp_path / "m.onnx")).get_ordered_ops()
+    sorts = [node.get_attributes() for node in nodes if node.get_type_name() == "TopK"]
+    assert [sort["stable"] for sort in sorts if sort["mode"] == "min"] == [False]
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_translated_qmoe_multiplies_by_the_codes(bits: int, symmetric: bool, tmp_path: Path) -> None:
