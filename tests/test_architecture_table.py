@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,13 @@ def test_table_outcomes_are_known_and_have_a_reason() -> None:
         assert row["outcome"] in OUTCOMES
         assert row["reason"] or row["outcome"] == "verified", row
         assert row["outcome"] != "refused" or not NO_REASON.search(row["reason"]), row
+
+
+def test_few_decoders_are_refused_and_for_what_they_are() -> None:
+    others = [row for row in rows() if row["head"] == "CAUSAL_LM" and row["outcome"] != "verified"]
+    assert len(others) <= 10
+    for row in others:
+        assert re.search("cannot be served for generation: |is several models in one", row["reason"]), row
 
 
 @pytest.mark.parametrize(

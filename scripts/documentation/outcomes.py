@@ -46,7 +46,7 @@ def every_architecture() -> str:
     ]
     for head, title in HEADS.items():
         rows = [row for row in document["rows"] if row["head"] == head]
-        parts += [f"## {title}", _verified([row for row in rows if row["outcome"] == "verified"])]
+        parts += [f"## {title}", _verified(rows)]
         others = [row for row in rows if row["outcome"] not in ("verified", NOT_TRIED)]
         if others:
             parts.append(table(("model types", "outcome", "reason"), _by_reason(others)))
@@ -57,11 +57,12 @@ def every_architecture() -> str:
 
 
 def _verified(rows: list[dict[str, Any]]) -> str:
-    if not rows:
+    verified = [row for row in rows if row["outcome"] == "verified"]
+    if not verified:
         return "None has been verified yet."
-    errors = [row["error"] for row in rows if row["error"] is not None]
+    errors = [row["error"] for row in verified if row["error"] is not None]
     largest = f", with relative errors of at most {max(errors):.0e}" if errors else ""
-    return f"Verified{largest}: {_names(row['model_type'] for row in rows)}."
+    return f"{len(verified)} of {len(rows)} verified{largest}: {_names(row['model_type'] for row in verified)}."
 
 
 def _by_reason(rows: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
