@@ -1,8 +1,9 @@
 """Find the data files of a folder as the Hub or `datasets` lays them out, with the part and the split of each.
 
 Known are the layouts of BEIR (corpus.jsonl, queries.jsonl, qrels/test.tsv), of the repositories mteb/* and
-zeta-alpha-ai/Nano* (a folder of parquet files for each part), of NanoBEIR-en (a split for each of its sets), and of
-Dataset.save_to_disk and DatasetDict.save_to_disk. The part and the split of a file are words of its path.
+zeta-alpha-ai/Nano* (a folder of parquet files for each part), of NanoBEIR-en (a split for each of its sets), of
+Dataset.save_to_disk and DatasetDict.save_to_disk, and of a repository in the Hub's cache. The part, the subset and the
+split of a file are words of its path; mteb writes the part of a subset as one word, such as `de-corpus`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,15 @@ from builder.common.hashing import digest_of
 SUFFIXES = re.compile(r"\.(jsonl(\.gz)?|parquet|arrow|tsv)$")
 SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 ROWS, CORPUS, QUERIES, QRELS, CANDIDATES = "rows", "corpus", "queries", "qrels", "candidates"
-PARTS = {"corpus": CORPUS, "queries": QUERIES, "qrels": QRELS, "top_ranked": CANDIDATES, "bm25": CANDIDATES}
+PARTS = {
+    "corpus": CORPUS,
+    "queries": QUERIES,
+    "query": QUERIES,
+    "qrels": QRELS,
+    "top_ranked": CANDIDATES,
+    "bm25": CANDIDATES,
+}
+PART = re.compile(rf"(?:(?P<subset>.+)-)?(?P<part>{'|'.join(PARTS)})")
 WITHOUT_MEANING = ("data", "default")  # words of paths that name neither a part nor a split
 DEFAULT_SPLIT = "test"
 CHOOSE = "choose one with --split"  # advice to the user
@@ -29,11 +38,17 @@ CHOOSE = "choose one with --split"  # advice to the user
 
 @dataclass(frozen=True)
 class DataFile:
-    """File of one part of the data. `split` is "" if its path names none."""
+    """File of one part of the data. `subset` and `split` are "" if its path names none."""
 
     path: Path
     part: str
+    subset: str
     split: str
+
+    @property
+    def split_name(self) -> str:
+        """Name of the split with its subset, such as "de/test"; "" for neither."""
+        return "/".join(filter(None, (self.subset, self.split)))
 
 
 @dataclass(frozen=True)
@@ -44,28 +59,28 @@ class DataFolder:
     files: tuple[DataFile, ...]
 
     def select(self, split: str | None, advice: str = CHOOSE) -> Mapping[str, list[dict[str, Any]]]:
-        """Return the rows of each part: those of a split or, if the part does not have it, all of them.
+        """Return the rows of each part: those of a split or, if the part does not have it, all those of its subset.
 
         `split`: None for the only one, or else `test`. Raises SpecError, with `advice`, for a split that is not there.
         """
         chosen = self._choose(split, advice)
-        parts = {file.part for file in self.files if file.split == chosen}
+        files = [file for file in self.files if file.subset in (chosen.subset, "")]
+        parts = {file.part for file in files if file.split == chosen.split}
         rows: dict[str, list[dict[str, Any]]] = {}
-        for file in self.files:
-            if file.split in (chosen, "") or file.part not in parts:
+        for file in files:
+            if file.split in (chosen.split, "") or file.part not in parts:
                 rows.setdefault(file.part, []).extend(read_rows(file.path))
         return rows
 
-    def _choose(self, requested: str | None, advice: str) -> str:
-        """Return the split to evaluate: one of the relevance of documents, or else of the rows."""
+    def _choose(self, requested: str | None, advice: str) -> DataFile:
+        """Return a file of the split to evaluate: one of the relevance of documents, or else of the rows."""
         kind = QRELS if any(file.part == QRELS for file in self.files) else ROWS
-        splits = sorted({file.split for file in self.files if file.part == kind})
-        if requested is None and len(splits) == 1:
-            return splits[0]
-        if (requested or DEFAULT_SPLIT) not in splits:
-            found = " or ".join(filter(None, splits)) or "none"
-            raise SpecError(f"{self.root} has no split {requested or DEFAULT_SPLIT!r}: {advice}: {found}")
-        return requested or DEFAULT_SPLIT
+        splits = {file.split_name: file for file in self.files if file.part == kind}
+        name = next(iter(splits)) if requested is None and len(splits) == 1 else requested or DEFAULT_SPLIT
+        if name not in splits:
+            found = " or ".join(filter(None, sorted(splits))) or "none"
+            raise SpecError(f"{self.root} has no split {name!r}: {advice}: {found}")
+        return splits[name]
 
 
 def read_parts(data: Path, split: str | None = None, advice: str = CHOOSE) -> Mapping[str, list[dict[str, Any]]]:
@@ -87,30 +102,47 @@ def data_digest(data: Path) -> str:
     """
     if not data.is_dir():
         return digest_of([data])
-    files = [file.path for file in data_folder(data).files]
+    folder = data_folder(data)
+    files = [file.path for file in folder.files]
     infos = {path.with_name(INFO) for path in files}  # say what the numbers of classes mean
     read = sorted([*files, *filter(Path.is_file, infos)])
-    lines = [f"{digest_of([path])}  {path.relative_to(data).as_posix()}\n" for path in read]
+    lines = [f"{digest_of([path])}  {path.relative_to(folder.root).as_posix()}\n" for path in read]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def data_folder(root: Path) -> DataFolder:
     """Return the data files in `root`. Raises SpecError if there are none."""
+    root = _snapshot(root)
     paths = [path for path in sorted(root.rglob("*")) if SUFFIXES.search(path.name) and path.is_file()]
     files = [file for path in paths if (file := _data_file(root, path)) is not None]
     if any(file.part == CORPUS for file in files):  # mteb/* has the relevance of documents in data/ or default/
-        files = [replace(file, part=QRELS if file.part == ROWS else file.part) for file in files]
+        files = [replace(file, part=QRELS) if file.part == ROWS else file for file in files if not _is_other(file)]
     if not files:
         raise SpecError(f"{root} has no data: expected *.jsonl, *.parquet, *.tsv, or the *.arrow of save_to_disk")
     return DataFolder(root, tuple(files))
 
 
+def _snapshot(root: Path) -> Path:
+    """Return the current snapshot of a repository's folder in the Hub's cache; another folder as it is."""
+    commit = root / "refs" / "main"
+    return root / "snapshots" / commit.read_text("utf-8").strip() if commit.is_file() else root
+
+
+def _is_other(file: DataFile) -> bool:
+    """Return True for a file of a subset beside a corpus that is no part of retrieval, such as mteb's instructions."""
+    return file.part == ROWS and bool(file.subset)
+
+
 def _data_file(root: Path, path: Path) -> DataFile | None:
-    """Return a file with its part and split; None for one of another configuration of the same repository."""
+    """Return a file with its part, subset and split; None if its path has more words than that."""
     *folders, name = path.relative_to(root).parts
     words = dict.fromkeys((*folders, SHARD.sub("", SUFFIXES.sub("", name))))
-    parts = [PARTS[word] for word in words if word in PARTS]
-    splits = [word for word in words if word not in PARTS and word not in WITHOUT_MEANING]
-    if len(parts) > 1 or len(splits) > 1:
+    named = [match for word in words if (match := PART.fullmatch(word))]
+    rest = [word for word in words if not PART.fullmatch(word) and word not in WITHOUT_MEANING]
+    parts = list(dict.fromkeys(PARTS[match["part"]] for match in named))
+    subsets = [match["subset"] for match in named if match["subset"]]
+    if not parts and len(rest) == 2:
+        subsets, rest = rest[:1], rest[1:]
+    if len(parts) > 1 or len(subsets) > 1 or len(rest) > 1:
         return None
-    return DataFile(path, parts[0] if parts else ROWS, splits[0] if splits else "")
+    return DataFile(path, parts[0] if parts else ROWS, "".join(subsets), "".join(rest))

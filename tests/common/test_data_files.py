@@ -124,6 +124,54 @@ def test_folder_with_a_split_for_each_set(tmp_path: Path) -> None:
     assert folder.select("NanoNQ") == {part: [{"name": "NanoNQ"}] for part in (CORPUS, QUERIES, QRELS, CANDIDATES)}
 
 
+def test_folder_with_parts_for_each_language(tmp_path: Path) -> None:
+    """Regression: mteb's multilingual repositories name their parts `de-corpus`, which was no part."""
+    for language in ("de", "en"):
+        for part in ("corpus/dev", "corpus/train", "queries/test", "qrels/test", "top_ranked/test"):
+            write(tmp_path / f"{language}-{part}-00000-of-00001.parquet", [{"file": f"{language} {part}"}])
+    folder = data_folder(tmp_path)
+    with pytest.raises(SpecError, match="--split: de/test or en/test"):
+        folder.select(None)
+    assert folder.select("de/test") == {
+        CORPUS: [{"file": "de corpus/dev"}, {"file": "de corpus/train"}],  # it has no split `test`
+        QUERIES: [{"file": "de queries/test"}],
+        QRELS: [{"file": "de qrels/test"}],
+        CANDIDATES: [{"file": "de top_ranked/test"}],
+    }
+
+
+@pytest.mark.parametrize("name", ["{language}/{split}-00000-of-00001.parquet", "{split}/{language}.jsonl"])
+def test_folder_of_rows_for_each_language(tmp_path: Path, name: str) -> None:
+    """Regression: files below a language and a split were ignored, and the folder had no data."""
+    for language in ("de", "en"):
+        for split in ("test", "train"):
+            write(tmp_path / name.format(language=language, split=split), [{"file": f"{language} {split}"}])
+    requested = name.split("-0")[0].removesuffix(".jsonl").format(language="en", split="test")
+    with pytest.raises(SpecError, match=f"--split: .*{requested}"):
+        read_parts(tmp_path)
+    assert read_parts(tmp_path, requested) == {ROWS: [{"file": "en test"}]}
+
+
+def test_folder_of_the_hub_cache_gives_its_current_snapshot(tmp_path: Path) -> None:
+    """Regression: the names of snapshots were taken for splits, and the folder had no data."""
+    root = tmp_path / "datasets--zeta-alpha-ai--NanoMSMARCO"
+    (root / "refs").mkdir(parents=True)
+    for commit in ("0" * 40, "1" * 40):
+        for part in ("corpus", "queries", "qrels"):
+            blob = write(tmp_path / "rows.parquet", [{"file": f"{part} {commit[0]}"}])
+            stored = root / "blobs" / sha256_of(blob)
+            stored.parent.mkdir(exist_ok=True)
+            blob.rename(stored)
+            link = root / "snapshots" / commit / part / "train-00000-of-00001.parquet"
+            link.parent.mkdir(parents=True)
+            link.symlink_to(Path("../../../blobs") / stored.name)
+        (root / "refs" / "main").write_text(commit)
+    expected = {part: [{"file": f"{part} 1"}] for part in (CORPUS, QUERIES, QRELS)}
+    assert read_parts(root) == expected
+    assert read_parts(root / "snapshots" / ("1" * 40)) == expected
+    assert data_digest(root) == data_digest(root / "snapshots" / ("1" * 40))
+
+
 def test_folder_of_rows_gives_its_test_split(tmp_path: Path) -> None:
     for split in ("train", "test"):
         write(tmp_path / split / "data-00000-of-00002.arrow", [{"split": split, "shard": 0}])

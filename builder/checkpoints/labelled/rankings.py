@@ -118,7 +118,8 @@ def retrieval(ranker: Ranker, parts: Mapping[str, Sequence[Row]], limit: int | N
     for row in parts[QRELS]:
         grade = float(row.get("score", 1))
         if grade > 0:
-            relevance.setdefault(str(row["query-id"]), {})[str(row["corpus-id"])] = grade
+            found = row["corpus-id"] if isinstance(row["corpus-id"], list) else [row["corpus-id"]]
+            relevance.setdefault(str(row["query-id"]), {}).update(dict.fromkeys(map(str, found), grade))
     queries = {_id(row): str(row["text"] or "").strip() for row in parts[QUERIES]}
     names = [name for name, text in queries.items() if text and name in relevance][:limit]
     if not names or not corpus:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars
 import pytest
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer
 from sentence_transformers.cross_encoder.evaluation import CrossEncoderRerankingEvaluator
@@ -15,15 +16,17 @@ from sentence_transformers.multi_vector_encoder.evaluation import MultiVectorInf
 from sentence_transformers.sentence_transformer.evaluation import (
     EmbeddingSimilarityEvaluator,
     InformationRetrievalEvaluator,
+    NanoBEIREvaluator,
 )
 
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.labelled import evaluation_of
+from builder.checkpoints.metrics import RETRIEVAL_MEASURES
 from builder.checkpoints.rankers import Ranking
 from builder.checkpoints.resolve import resolve
 from builder.checkpoints.tasks.base import encoder_task
 from builder.checkpoints.tokenizer import truncating
-from builder.common.data_folders import CANDIDATES, CORPUS, QRELS, QUERIES, ROWS
+from builder.common.data_folders import CANDIDATES, CORPUS, QRELS, QUERIES, ROWS, read_parts
 from builder.common.errors import SpecError
 from builder.common.samples import MORE_TEXTS, TEXTS
 from builder.options import make_spec
@@ -33,6 +36,7 @@ from tests.retrievers import hybrid_outputs
 from tests.tiny_encoders import make_checkpoint
 
 Parts = Mapping[str, Sequence[Mapping[str, Any]]]
+NANO = (CORPUS, QUERIES, QRELS)  # parts of a data set, and names of their folders
 LONG = " ".join(TEXTS)  # more than the model reads
 CORPUS_TEXTS = {f"d{i}": text for i, text in enumerate((*MORE_TEXTS, LONG, "Grüße aus Łódź 😀"))}
 QUERY_TEXTS = {f"q{i}": text for i, text in enumerate(TEXTS[:12])}
@@ -88,6 +92,30 @@ def test_retrieval_has_the_measures_of_the_evaluator(embedder: Checkpoint) -> No
         "nDCG@10": pytest.approx(expected["cosine_ndcg@10"], abs=1e-9),
         "MRR@10": pytest.approx(expected["cosine_mrr@10"], abs=1e-9),
         "recall@10": pytest.approx(expected["cosine_recall@10"], abs=1e-9),
+    }
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_nanobeir_folder_has_the_measures_of_its_evaluator(
+    embedder: Checkpoint, tmp_path: Path, listed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: documents that a row of qrels lists, as sentence-transformers takes them, were one unknown id."""
+    rows = {part: [{name: row[name] for name in row if name != "score"} for row in folder()[part]] for part in NANO}
+    if listed:
+        rows[QRELS] = [{"query-id": name, "corpus-id": sorted(ids)} for name, ids in RELEVANT.items()]
+    for part in NANO:
+        (tmp_path / part).mkdir()
+        polars.DataFrame(rows[part]).write_parquet(tmp_path / part / "NanoMSMARCO-00000-of-00001.parquet")
+
+    def from_disk(self: Any, subset: str, split: str, required_columns: list[str]) -> list[dict[str, Any]]:
+        return polars.read_parquet(Path(self.dataset_id) / subset / f"{split}-00000-of-00001.parquet").to_dicts()
+
+    monkeypatch.setattr(NanoBEIREvaluator, "_load_dataset_subset_split", from_disk)
+    evaluator = NanoBEIREvaluator(["msmarco"], str(tmp_path), write_csv=False)
+    expected = evaluator(SentenceTransformer(str(minilm()), device="cpu"))
+    assert 0 < expected["NanoMSMARCO_cosine_ndcg@10"] < 1
+    assert measured(embedder, read_parts(tmp_path)) == {
+        name: pytest.approx(expected[f"NanoMSMARCO_cosine_{name.lower()}"], abs=1e-9) for name in RETRIEVAL_MEASURES
     }
 
 
