@@ -41,6 +41,7 @@ class EncodingEngine:
     name: ClassVar[str]
     titles: ClassVar[Mapping[str, str]]  # by target: its name in the names of variants
     variants: ClassVar[tuple[Variant, ...]]  # in the order in which the user sees them
+    auto: ClassVar[tuple[str, ...]] = ("fp32",)  # precisions on a CPU that `--precision auto` tries
     prepares_shapes: ClassVar[bool] = False  # True if the first run of a shape takes longer than those after it
     converts_to_half: ClassVar[bool] = False  # True if it converts a graph in fp32 to fp16 and bf16 itself
     runs_rest_in_half: ClassVar[bool] = False  # True if on a GPU the unquantised part runs in fp16

@@ -48,7 +48,7 @@ def test_report_explains_the_choice_of_precision(tmp_path: Path, monkeypatch: py
     names = [measured.name for measured in report.variants]
     assert names[0] == "PyTorch fp32"
     real = f"{openvino.arithmetic_on(cpu()['flags'])} OpenVINO"  # bf16 if this processor has it
-    assert {"fp32", real, "int8", "int8-static", "int8-static OpenVINO"} <= set(names)
+    assert {"fp32", real, "int8", "int8-static", "int8-static OpenVINO", "int8-weights OpenVINO"} <= set(names)
     assert report.samples == 50, "the other half was calibrated on"
     assert report.variants[0].scores["entity F1"] > 0.99
     chosen = next(measured for measured in report.variants if measured.name == report.chosen)

@@ -33,7 +33,6 @@ STATIC = ("int8-static", "fp8")
 SENSITIVE = ("int8", *STATIC)  # precisions that can leave layers alone
 GIVEN = "as given"
 EIGHT_BIT_BLOCK = 128  # 768 x 3072 weights and 48 rows take 0.62 ms, and 0.81 ms in blocks of 32 (2 cores with AMX)
-AUTO = ("fp32", "bf16", "int8", "int8-static")  # the others are slower on every CPU where ONNX Runtime ran them
 
 
 def requested_variants(spec: BuildSpec, flags: Collection[str]) -> tuple[Variant, ...]:
@@ -46,8 +45,8 @@ def requested_variants(spec: BuildSpec, flags: Collection[str]) -> tuple[Variant
     precision = "fp16" if spec.level == "O4" else spec.precision
     if spec.target != "cpu":
         return (_on_gpu(spec, precision),)
-    tried = AUTO if precision == "auto" else (precision,)
-    matching = [v for one in tried for v in here if v.precision == one and spec.engine in (None, "auto", v.engine)]
+    tried = [v for v in here if precision in (v.precision, "auto") and spec.engine in (None, "auto", v.engine)]
+    matching = [v for v in tried if precision != "auto" or v.precision in encoding_engine(v.engine).auto]
     if not matching:
         those = " and ".join(v.engine for v in here if v.precision == precision)
         if not those:

@@ -11,6 +11,7 @@ from builder.engines.numpy import BACKEND
 class NumPyEncoding(EncodingEngine):
     name = BACKEND
     titles: ClassVar = {"cpu": ""}
+    auto = ("fp32", "int8")
     variants = (Variant("fp32", BACKEND), Variant("fp16", BACKEND), Variant("int8", BACKEND))
 
 

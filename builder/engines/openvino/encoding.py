@@ -19,6 +19,7 @@ class OpenVinoEncoding(EncodingEngine):
     titles: ClassVar = {"cpu": "OpenVINO"}
     prepares_shapes = True
     converts_to_half = True
+    auto = ("fp32", "bf16", "int8-static", "int8-weights")
     variants = (
         Variant("fp32", BACKEND),
         Variant("bf16", BACKEND, BF16),  # ONNX Runtime has no bf16 on a CPU

@@ -252,6 +252,11 @@ def test_requested_variants_of_options() -> None:
     assert names(precision="int8-weights") == ["int8-weights"]
     assert names(precision="int8-weights", engine="auto") == ["int8-weights", "int8-weights OpenVINO"]
     assert names(precision="auto", engine="onnxruntime") == ["fp32", "int8", "int8-static"]
+    assert names(precision="auto", engine="openvino") == [
+        "bf16 OpenVINO",
+        "int8-static OpenVINO",
+        "int8-weights OpenVINO",
+    ]
     assert names(level="O4") == ["fp16"]
     with pytest.raises(SpecError, match="onnxruntime has no bf16 on a CPU; openvino has"):
         names(precision="bf16", engine="onnxruntime")
