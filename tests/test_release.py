@@ -21,6 +21,7 @@ import yaml
 
 from builder.common.distribution import sources_folder
 from scripts import releasing
+from scripts.new_user import Trial
 
 ROOT = Path(__file__).parent.parent
 # Files of the wheel besides Python modules. A new one belongs here, so that nothing is shipped or left out unnoticed.
@@ -134,6 +135,14 @@ def test_installed_wheel_finds_its_files(wheel: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path / "installed")
     arguments = [sys.executable, "-c", PROGRAM, str(tmp_path / "installed"), str(ROOT)]
     subprocess.run(arguments, cwd=tmp_path, check=True)
+
+
+def test_new_user_ends_at_the_step_that_fails(tmp_path: Path) -> None:
+    trial = Trial("true", tmp_path)
+    assert trial.step("says", sys.executable, "-c", "print('fine')") == "fine\n"
+    with pytest.raises(SystemExit, match=r"(?s)install: .* failed:\n.*no disk"):
+        trial.step("install", sys.executable, "-c", "raise SystemExit('no disk')")
+    assert list(trial.seconds) == ["environment", "says", "install"]
 
 
 def test_release_moves_unreleased_entries_into_a_section() -> None:
