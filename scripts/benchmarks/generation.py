@@ -39,6 +39,7 @@ from scripts.benchmarks.token_streams import load
 from scripts.benchmarks.traffic import counters
 
 WARM_UP = 2000  # characters of a prompt
+AHEAD = "Warm up. "  # of them: no request begins so, whose beginning would be reused
 LIMIT = "limit of the machine"
 OURS = (
     "int8", "int8/int8", "int4-weights", "int4-weights@128", "fp32",
@@ -118,7 +119,7 @@ def _bench_model(
         for title, repository in own.items():
             with running(repository, timeout_s=600) as server:
                 first = next(iter(cells.values())).work[0]
-                load(server.url, 2 * [WorkItem(first.text[:WARM_UP], [], 8)], 1)
+                load(server.url, 2 * [WorkItem(AHEAD + first.text[:WARM_UP], [], 8)], 1)
                 rounds.setdefault(title, []).append({at: _counted(server, cell) for at, cell in cells.items()})
             _show(console, name, title, rounds[title][-1])
         for title, peer, kind in others:
