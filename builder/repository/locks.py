@@ -21,6 +21,7 @@ from builder.common.files import lock_file
 from builder.common.workplace import DISK_FULL_ERRNOS
 
 JOURNAL = "journal.json"  # of a change, in its staging folder
+RUNNING = "running"  # beside it, locked by its process: NFS locks no folders, and only what is open for writing
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -55,14 +56,14 @@ def staging(repository: Path) -> Iterator[Path]:
     It stays if it holds files that could not be put back.
     """
     folder = Path(tempfile.mkdtemp(prefix=f".{repository.name}.", suffix=".staging", dir=workspace(repository)))
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(folder / RUNNING, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)  # as long as this process lives
         yield folder
     finally:
+        os.close(descriptor)  # first: NFS keeps a file that is open
         if not (folder / JOURNAL).exists():
             shutil.rmtree(folder, ignore_errors=True)
-        os.close(descriptor)
 
 
 def abandoned_staging(repository: Path) -> list[Path]:
@@ -73,11 +74,11 @@ def abandoned_staging(repository: Path) -> list[Path]:
 
 def _is_locked(folder: Path) -> bool:
     try:
-        descriptor = os.open(folder, os.O_RDONLY)
+        descriptor = os.open(folder / RUNNING, os.O_RDONLY)
     except FileNotFoundError:
-        return True  # it is being removed
+        return not folder.is_dir()  # it is being removed
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # which a reader may have, too
     except BlockingIOError:
         return True
     finally:

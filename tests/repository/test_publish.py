@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -633,3 +634,20 @@ def test_recover_leaves_the_staging_of_a_running_build(tmp_path: Path) -> None:
             assert not recovering.done()
         assert recovering.result(timeout=300) == []
     assert [p.name for p in tmp_path.iterdir()] == ["model_repository"]
+
+
+def test_publish_takes_the_locks_that_nfs_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: a staging folder itself was locked. NFS refuses exclusive locks of what is not open for writing."""
+    flock = fcntl.flock
+
+    def flock_on_nfs(descriptor: int, operation: int) -> None:
+        if operation & fcntl.LOCK_EX and fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock_on_nfs)
+    repository = tmp_path / "model_repository"
+    _publish(repository, b"one")
+    with locks.locked(repository), locks.staging(repository):
+        assert locks.abandoned_staging(repository) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["model_repository"]
