@@ -61,8 +61,8 @@ def parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="FILE",
         help="a models.yaml whose `pod:` says what the cluster asks of each pod: image pull secrets, tolerations, node "
-        "selector, priority class, service account, runtime class, a claim for caches and images (default: the file of "
-        "--plan)",
+        "selector, priority class, service account, runtime class, claims for caches and models, and images (default: "
+        "the file of --plan)",
     )
     add("--cores", type=count, metavar="N", help="cores of a replica (default: as planned, or as built with --threads)")
     add(

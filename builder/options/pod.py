@@ -97,5 +97,9 @@ class PodOptions(Options):
     """PersistentVolumeClaim that keeps what servers on a GPU compile (engines of ONNX Runtime's
     TensorRT, kernels of vLLM) and download (checkpoints for vLLM). Default: an empty volume, so
     that each new pod does it again."""
+    models_claim: ObjectName | None = None
+    """PersistentVolumeClaim with one copy of the models for all Tritons of `--load-on-demand`,
+    ReadWriteMany if they run on several machines; of one deployment. Default: each pod pulls a
+    copy of its own."""
     images: PodImages = PodImages()
     """Images of the containers."""

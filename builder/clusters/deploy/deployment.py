@@ -262,6 +262,11 @@ def _check_engines(deployment: Deployment) -> None:
 def _check_on_demand(deployment: Deployment) -> None:
     """Raise SpecError for what loading on demand does not have."""
     if deployment.on_demand is None:
+        if deployment.pod.models_claim is not None:
+            raise SpecError(
+                f"pod.models_claim {deployment.pod.models_claim} is for --load-on-demand: other Tritons load every "
+                "model of their folder, also those that were pulled there before; leave one out, or add the other"
+            )
         return
     if not deployment.stored:
         raise SpecError(

@@ -171,7 +171,7 @@ def pulls(deployment: Deployment, with_weights: bool = True) -> list[Document]:
     }
     if (pulled := _pulled(deployment, with_weights)) is not None:  # counts for the pod as long as it lives
         container["resources"]["requests"]["ephemeral-storage"] = pulled
-    if deployment.trusted is None and not with_weights:
+    if not _pulls_whole(deployment, with_weights):
         container["args"].append("--without-weights")
     if deployment.trusted is not None:
         container["args"].append(f"--verify-key={TRUSTED}/{TRUSTED_KEY}")
@@ -187,11 +187,19 @@ def pulls(deployment: Deployment, with_weights: bool = True) -> list[Document]:
 
 
 def _pulled(deployment: Deployment, with_weights: bool) -> int | None:
-    """Return the bytes that a pod pulls; None if they are unknown."""
-    pulled = deployment.pulled
-    if pulled is None:
+    """Return the bytes that a pod pulls to its own disk; None if they are unknown, or go to a claim."""
+    if deployment.pulled is None or _claims_models(deployment, with_weights):
         return None
-    return pulled.whole if with_weights or deployment.trusted is not None else pulled.described
+    return deployment.pulled.whole if _pulls_whole(deployment, with_weights) else deployment.pulled.described
+
+
+def _pulls_whole(deployment: Deployment, with_weights: bool) -> bool:
+    return with_weights or deployment.trusted is not None
+
+
+def _claims_models(deployment: Deployment, with_weights: bool) -> bool:
+    """Return True if a pod has its models on a claim, which has whole models alone."""
+    return deployment.pod.models_claim is not None and _pulls_whole(deployment, with_weights)
 
 
 def triton(deployment: Deployment) -> Document:
@@ -298,7 +306,9 @@ def pull_volumes(deployment: Deployment, with_weights: bool = True) -> list[Docu
     if deployment.stored:
         pulled = _pulled(deployment, with_weights)
         limit = {} if pulled is None else {"sizeLimit": 2 * pulled + PULL_MARGIN}  # without links, the pull copies
-        entries.append({"name": "models", "emptyDir": limit})
+        claim = {"persistentVolumeClaim": {"claimName": deployment.pod.models_claim}}
+        kind = claim if _claims_models(deployment, with_weights) else {"emptyDir": limit}
+        entries.append({"name": "models", **kind})
     if deployment.login is not None:
         items = [{"key": ".dockerconfigjson", "path": "config.json"}]  # of the type kubernetes.io/dockerconfigjson
         entries.append({"name": "login", "secret": {"secretName": deployment.login, "items": items}})

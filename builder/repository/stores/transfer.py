@@ -11,12 +11,13 @@ import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from builder.common.errors import RepositoryError
 from builder.common.files import link
-from builder.common.hashing import sha256_of
+from builder.common.hashing import FileDigests
 from builder.options.choices import KEEP
 from builder.repository.check import check
 from builder.repository.locks import locked, sync, workspace
@@ -82,7 +83,7 @@ def push(
     paths = [file for folder in folders for file in sorted(folder.rglob("*")) if file.is_file()]
     files = {file.relative_to(repository).as_posix(): file for file in paths}
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        blobs = dict(zip(files, pool.map(_blob_of, files.values()), strict=True))
+        blobs = dict(zip(files, pool.map(partial(_blob_of, digests=FileDigests()), files.values()), strict=True))
         sources = {blob: files[path] for path, blob in blobs.items()}
         puts = {pool.submit(store.put, source, blob, verify): blob for blob, source in sources.items()}
         _wait(puts, on_progress)
@@ -144,25 +145,31 @@ def pull(
     staging = workspace(repository) / f".{repository.name}.pull"
     with locked(staging):
         staging.mkdir(exist_ok=True)
+        digests = FileDigests()
         sizes = {blob.size for blob in manifest.files.values()}
         files = [file for entry in manifest.entries() for file in sorted((repository / entry).rglob("*"))]
-        local = {_blob_of(file): file for file in files if file.is_file() and file.stat().st_size in sizes}
+        local = {_blob_of(file, digests): file for file in files if file.is_file() and file.stat().st_size in sizes}
         missing = {blob for blob in manifest.files.values() if blob not in local}
         to_fetch = {blob for blob in missing if not (staging / blob.sha256).exists()}
         with ThreadPoolExecutor(AT_ONCE) as pool:
             _wait({pool.submit(store.get, blob, staging / blob.sha256): blob for blob in to_fetch}, on_progress)
         fetched = {blob: staging / blob.sha256 for blob in missing}
-        _publish_pulled(manifest, {**local, **fetched}, repository, keep, verify_key)
+        _publish_pulled(manifest, {**local, **fetched}, repository, keep, verify_key, digests)
         shutil.rmtree(staging)
     return Pulled(manifest, sum(blob.size for blob in to_fetch))
 
 
 def _publish_pulled(
-    manifest: Manifest, blobs: dict[Blob, Path], repository: Path, keep: int, verify_key: Path | None
+    manifest: Manifest,
+    blobs: dict[Blob, Path],
+    repository: Path,
+    keep: int,
+    verify_key: Path | None,
+    digests: FileDigests,
 ) -> None:
     number, names = manifest.version, manifest.entries()
     if number in version_numbers(repository / manifest.name):
-        _refuse_another(manifest, repository)
+        _refuse_another(manifest, repository, digests)
     before = served_number(repository / manifest.name)
     with changing(repository, manifest.name) as change:
         new = change.staging / "new"
@@ -177,7 +184,7 @@ def _publish_pulled(
                 f"{manifest.name}: its manifest has files of {', '.join(names)}, and its build.json says "
                 f"{', '.join(entry_names(new, manifest.name, number))}; push the version again"
             )
-        problems = [*check(new), *(unsigned(new, verify_key) if verify_key is not None else ())]
+        problems = [*check(new, digests=digests), *(unsigned(new, verify_key) if verify_key is not None else ())]
         if problems:
             raise RepositoryError(f"what was pulled would not load: {problems[0]}. Nothing was published")
         if number not in version_numbers(repository / manifest.name):
@@ -188,13 +195,13 @@ def _publish_pulled(
         remove_old_versions(repository, manifest.name, change.staging / "removed", keep, [number, before])
 
 
-def _refuse_another(manifest: Manifest, repository: Path) -> None:
+def _refuse_another(manifest: Manifest, repository: Path, digests: FileDigests) -> None:
     """Raise RepositoryError if the repository has a different version with that number."""
     files = {path: repository / path for path in manifest.files}
     other = [
         path
         for path, blob in manifest.files.items()
-        if not (files[path].is_file() and files[path].stat().st_size == blob.size and _blob_of(files[path]) == blob)
+        if not (files[path].is_file() and _blob_of(files[path], digests) == blob)
     ]
     if other:
         raise RepositoryError(
@@ -203,5 +210,5 @@ def _refuse_another(manifest: Manifest, repository: Path) -> None:
         )
 
 
-def _blob_of(file: Path) -> Blob:
-    return Blob(sha256_of(file), file.stat().st_size)
+def _blob_of(file: Path, digests: FileDigests) -> Blob:
+    return Blob(digests.of(file), file.stat().st_size)

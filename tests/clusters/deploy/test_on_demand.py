@@ -9,19 +9,22 @@ from typing import Any
 import pytest
 
 from builder.cli import main, parse
-from builder.clusters.deploy.deployment import LoadingOnDemand
+from builder.clusters.deploy.deployment import LoadingOnDemand, check_deployment
 from builder.clusters.deploy.objects import objects
 from builder.clusters.deploy.on_demand import GATEWAYS, triton_pod
 from builder.clusters.deploy.sizes import as_loaded_on_demand
 from builder.common.errors import SpecError
+from builder.options import PodOptions
 from builder.repository.config.arguments import EXIT_TIMEOUT_S, MODELS_FOLDER
 from builder.repository.liveness import NAME
 from builder.serving.gateway.fleet.members import RESOLUTION_INTERVAL_S
 from builder.serving.gateway.fleet.targets import DnsName, parse_targets
 from builder.serving.gateway.residency.memory import estimate_memory
 from builder.serving.gateway.residency.memory_budget import MAX_CONCURRENT_LOADS, SERVER_BYTES
-from tests.clusters.deploy.deployments import DECODER, ENCODER, ON_DEMAND, ON_GPU
+from tests.clusters.deploy.deployments import ALL, DECODER, ENCODER, ON_DEMAND, ON_GPU, STORED
+from tests.clusters.deploy.schemas import refuse_invalid
 from tests.clusters.deploy.test_command import deploy
+from tests.clusters.deploy.test_targets import VERSIONS, documents
 
 # https://github.com/kubernetes/enhancements/tree/master/keps/sig-network/1024-nodelocal-cache-dns
 RESOLVER_CACHE_S = 30
@@ -94,6 +97,29 @@ def test_network_policies_let_only_gateways_reach_tritons() -> None:
         assert [end["port"] for end in written[monitor]["spec"]["podMetricsEndpoints"]] == [port]
     for budget, policy in (("disruption-budget", gateways), ("tritons-disruption-budget", tritons)):
         assert written[budget]["spec"]["selector"] == policy["podSelector"]
+
+
+@pytest.mark.parametrize("trusted", [None, ALL.trusted])
+def test_tritons_share_one_copy_of_the_models_on_a_claim(trusted: str | None) -> None:
+    """Gateways read it too where they verify signatures, which cover the weights."""
+    deployment = replace(ON_DEMAND, trusted=trusted, pod=PodOptions(models_claim="pulled"))
+    written = documents(deployment, "kubernetes")
+    specs = {name: written[f"{name}.yaml"]["spec"]["template"]["spec"] for name in ("tritons", "deployment")}
+    volumes = {name: {v["name"]: v for v in spec["volumes"]}["models"] for name, spec in specs.items()}
+    claimed = {"name": "models", "persistentVolumeClaim": {"claimName": "pulled"}}
+    assert volumes["tritons"] == claimed
+    assert (volumes["deployment"] == claimed) is (trusted is not None)
+    for name, volume in volumes.items():
+        (pull,) = specs[name]["initContainers"]
+        assert ("ephemeral-storage" in pull["resources"]["requests"]) is (volume != claimed)
+        refuse_invalid(written[f"{name}.yaml"], VERSIONS[-1])
+    (triton,) = specs["tritons"]["containers"]
+    assert [mount["readOnly"] for mount in triton["volumeMounts"] if mount["name"] == "models"] == [True]
+
+
+def test_claim_of_models_is_refused_without_loading_on_demand() -> None:
+    with pytest.raises(SpecError, match="models_claim pulled is for --load-on-demand"):
+        check_deployment(replace(STORED, pod=PodOptions(models_claim="pulled")))
 
 
 def test_triton_has_memory_for_what_gateways_do_not_count() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -22,6 +23,7 @@ from builder.building.pipeline import build
 from builder.cli import main
 from builder.clusters.fleet.work import newest_report
 from builder.common.errors import RepositoryError, SpecError
+from builder.common.hashing import MIN_CACHED_BYTES
 from builder.options import make_spec
 from builder.repository.signatures import sign, unsigned
 from builder.repository.signing_keys import Signer
@@ -142,6 +144,29 @@ def test_file_store_pushes_and_pulls(tmp_path: Path, repository: Path, target: P
     size = sum(blob.size for blob in set(pushed.manifest.files.values()))
     assert sent[-1] == fetched[-1] == (size, size)
     assert sent == sorted(sent)
+
+
+def test_pods_that_share_a_folder_fetch_once_and_read_once(
+    tmp_path: Path, repository: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: a pull read weights that were there three times."""
+    store = open_store(f"file://{tmp_path / 'store'}")
+    publish_version(repository, b"one", bytes(MIN_CACHED_BYTES))
+    sent = push(repository, "front", store).sent
+    with ThreadPoolExecutor(4) as pods:
+        fetched = [pulled.fetched for pulled in pods.map(lambda _: pull(store, "front", target), range(4))]
+    assert sorted(fetched) == [0, 0, 0, sent]
+    assert tree(target) == tree(repository)
+    read: list[str] = []
+
+    def file_digest(stream: Any, digest: Any) -> Any:
+        read.append(Path(stream.name).name)
+        return hash_file(stream, digest)
+
+    hash_file = hashlib.file_digest
+    monkeypatch.setattr(hashlib, "file_digest", file_digest)
+    pull(store, "front", target)
+    assert read.count("weights") == 1
 
 
 KILLED = """
