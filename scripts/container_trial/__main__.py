@@ -22,6 +22,7 @@ from scripts.container_trial.base import PYTHONS, make_base, suite_of_machine
 from scripts.container_trial.compose import compose
 from scripts.container_trial.engine import Engine, TrialError, missing_packages
 from scripts.container_trial.images import build_images
+from scripts.container_trial.on_demand import on_demand
 from scripts.container_trial.pod import pod
 from scripts.container_trial.replacement import replace
 from scripts.container_trial.repository import Repository, make_repository
@@ -32,6 +33,7 @@ STEPS: dict[str, Callable[[Engine, Repository, Path], str]] = {
     "compose": compose,
     "pod": pod,
     "replace": replace,
+    "on-demand": on_demand,
 }
 FAILED, NOT_HERE = 1, 3
 Result = TypeVar("Result")

@@ -62,10 +62,14 @@ class Container:
 
     def memory(self) -> MemoryUse:
         """Return the memory that its cgroup has counted."""
+        return read_memory(self.cgroup())
+
+    def cgroup(self) -> Path:
+        """Return the folder of the cgroup that counts its memory."""
         lines = Path(f"/proc/{self._inspect('{{.State.Pid}}')}/cgroup").read_text("utf-8").splitlines()
         groups = {controllers: path.lstrip("/") for _, controllers, path in (line.split(":", 2) for line in lines)}
         mounted = f"memory/{groups['memory']}" if "memory" in groups else groups[""]
-        return read_memory(Path("/sys/fs/cgroup") / mounted)
+        return Path("/sys/fs/cgroup") / mounted
 
     def stop(self) -> None:
         """Send SIGTERM and wait until the container has ended; remove it."""

@@ -29,6 +29,7 @@ SEARCH_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 TRIAL = "trial"  # tag of the images that are built here and removed in the end
 NAME = "localhost/build-repo-trial"
 NETWORK = "build-repo-trial"
+CLUSTER_NETWORK = "build-repo-trial-cluster"  # names are the trial's own: podman's know nothing of readiness
 ULIMITS = {"nofile": 20_000, "nproc": 4_096}  # podman's own are more than a confined root may set
 RUN = Path("/run/build-repo-containers")  # state that ends with the machine
 COMMAND_TIMEOUT_S = 600
@@ -70,8 +71,10 @@ class Engine:
             f'[storage]\ndriver = "overlay"\ngraphroot = "{self.folder / "storage"}"\nrunroot = "{RUN / "storage"}"\n',
             "utf-8",
         )
-        if NETWORK not in self.podman("network", "ls", "--format", "{{.Name}}").split():
-            self.podman("network", "create", NETWORK)
+        there = self.podman("network", "ls", "--format", "{{.Name}}").split()
+        for network, options in ((NETWORK, ()), (CLUSTER_NETWORK, ("--disable-dns",))):
+            if network not in there:
+                self.podman("network", "create", *options, network)
         template = "podman {{.Version.Version}}, {{.Host.OCIRuntime.Name}}, cgroups {{.Host.CgroupsVersion}}"
         return self.podman("info", "--format", template).strip()
 

@@ -29,7 +29,7 @@ def replace(engine: Engine, repository: Repository, scratch: Path) -> str:
         gateway = start_gateway(engine, f"dns:///{NAME}:{GRPC_PORT}")
         gateway.wait(GATEWAY_READY)
         host = gateway.address(NETWORK)
-        with under_load(host, GATEWAY_PORT, repository.answers, CLIENTS) as load:
+        with under_load([host], GATEWAY_PORT, [repository.answers], CLIENTS) as load:
             time.sleep(BEFORE_S)
             for old, new in zip(OLD, NEW, strict=True):
                 address = _start(engine, new, repository).address(NETWORK)

@@ -73,3 +73,27 @@ def _checkpoint() -> Path:
     if package is None or package.origin is None:
         raise TrialError("the package of MiniLM is missing: remove .venv, and start again")
     return Path(package.origin).parent / "model"
+
+
+def build_variants(folder: Path, count: int) -> tuple[Path, list[Answers]]:
+    """Build models of MiniLM's sizes with different answers; return the repository and the answers of each.
+
+    Raises TrialError.
+    """
+    checkpoints = [_variant(folder, number) for number in range(1, count + 1)]
+    models = [{"model": str(checkpoint), "name": checkpoint.name} for checkpoint in checkpoints]
+    defaults = {"output": str(folder / "models"), "precision": "fp32"}
+    (folder / "models.yaml").write_text(yaml.dump({"defaults": defaults, "models": models}), "utf-8")
+    build_repo(folder / "models.yaml")
+    return folder / "models", [pytorch_answers(checkpoint, checkpoint.name) for checkpoint in checkpoints]
+
+
+def _variant(folder: Path, number: int) -> Path:
+    """Save MiniLM with the vector of another token for each token; return its folder."""
+    from sentence_transformers import SentenceTransformer  # loads torch
+
+    model, checkpoint = SentenceTransformer(str(_checkpoint()), device="cpu"), folder / f"minilm{number}"
+    vectors = model[0].auto_model.get_input_embeddings().weight.data
+    vectors.copy_(vectors.roll(number, 0))
+    model.save_pretrained(str(checkpoint))
+    return checkpoint

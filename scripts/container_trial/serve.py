@@ -37,7 +37,7 @@ def serve(engine: Engine, repository: Repository, scratch: Path) -> str:
         gateway.wait(GATEWAY_READY)
         host = gateway.address(NETWORK)
         ask_all(host, GATEWAY_PORT, repository.answers).require(len(repository.answers.texts))
-        with under_load(host, GATEWAY_PORT, repository.answers, CLIENTS) as load:
+        with under_load([host], GATEWAY_PORT, [repository.answers], CLIENTS) as load:
             time.sleep(SECONDS)
         load.require(CLIENTS)
         return f"{load} in {SECONDS} s from {CLIENTS} clients; {memory(server)}; {memory(gateway)}"
