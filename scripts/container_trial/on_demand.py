@@ -73,20 +73,20 @@ class Cluster:
     scratch: Path
     peaks: dict[str, Peak] = field(default_factory=dict)
     cgroups: dict[str, Path] = field(default_factory=dict)
+    changes: dict[str, None] = field(default_factory=dict)
 
-    def play(self, deployment: Document, pod: str) -> list[str]:
-        """Start a pod of a Deployment; return what was changed for podman."""
+    def play(self, deployment: Document, pod: str) -> None:
+        """Start a pod of a Deployment, and record what is changed for podman."""
         documents, changes = playable(copy.deepcopy(deployment), pod)
         spec = documents[-1]["spec"]
         spec["dnsConfig"] = {"nameservers": [self.resolver]}
         spec["containers"].append({"name": "pause", "image": TRITON, "command": PAUSE})
-        changes.append("a container that sleeps keeps a pod whose Triton is killed")
+        self.changes |= dict.fromkeys([*changes, "a container that sleeps keeps a pod whose Triton is killed"])
         there = self.engine.podman("volume", "ls", "--format", "{{.Name}}").split()
         documents = [one for one in documents if one["metadata"]["name"] not in there]  # of a claim of several pods
         file = self.scratch / f"{pod}.yaml"
         file.write_text(yaml.safe_dump_all(documents), "utf-8")
         self.engine.podman("kube", "play", "--network", CLUSTER_NETWORK, file)
-        return changes
 
     def start(self, pod: str) -> None:
         """Start a Triton, and publish its address once it is live."""
@@ -158,7 +158,7 @@ def on_demand(engine: Engine, repository: Repository, scratch: Path) -> str:
             for pod in OLD:
                 cluster.start(pod)
             for pod in GATEWAYS:
-                changes = cluster.play(written["deployment"], pod)
+                cluster.play(written["deployment"], pod)
                 Container(engine, f"{pod}-gateway").wait(GATEWAY_READY)
             hosts = [cluster.address(pod) for pod in GATEWAYS]
             with cluster.watching_memory(), under_load(hosts, GATEWAY_PORT, models, CLIENTS) as load:
@@ -168,7 +168,7 @@ def on_demand(engine: Engine, repository: Repository, scratch: Path) -> str:
         engine.podman("volume", "prune", "--force")
         shutil.rmtree(folder, ignore_errors=True)
     load.require(CLIENTS)
-    return f"{load}; {said}; changed for podman: {'; '.join(changes)}"
+    return f"{load}; {said}; changed for podman: {'; '.join(cluster.changes)}"
 
 
 def _disturb(cluster: Cluster, hosts: Sequence[str], load: Load) -> str:
