@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -59,23 +59,29 @@ class DataFolder:
     files: tuple[DataFile, ...]
 
     def select(self, split: str | None, advice: str = CHOOSE) -> Mapping[str, list[dict[str, Any]]]:
-        """Return the rows of each part: those of a split or, if the part does not have it, all those of its subset.
+        """Return the rows of each part: those of the split, of a part that lacks it all those of its subset.
 
-        `split`: None for the only one, or else `test`. Raises SpecError, with `advice`, for a split that is not there.
+        A part without the subset has its rows outside of any, as a corpus that languages share. `split`: None for the
+        only one, or else `test`. Raises SpecError, with `advice`, for a split that is not there.
         """
         chosen = self._choose(split, advice)
-        files = [file for file in self.files if file.subset in (chosen.subset, "")]
-        parts = {file.part for file in files if file.split == chosen.split}
         rows: dict[str, list[dict[str, Any]]] = {}
-        for file in files:
-            if file.split in (chosen.split, "") or file.part not in parts:
-                rows.setdefault(file.part, []).extend(read_rows(file.path))
+        for part in dict.fromkeys(file.part for file in self.files):
+            of_part = [file for file in self.files if file.part == part]
+            subset = chosen.subset if any(file.subset == chosen.subset for file in of_part) else ""
+            of_subset = [file for file in of_part if file.subset == subset]
+            files = [file for file in of_subset if file.split == chosen.split] or of_subset
+            if files:
+                rows[part] = [row for file in files for row in read_rows(file.path)]
         return rows
 
     def _choose(self, requested: str | None, advice: str) -> DataFile:
         """Return a file of the split to evaluate: one of the relevance of documents, or else of the rows."""
         kind = QRELS if any(file.part == QRELS for file in self.files) else ROWS
         splits = {file.split_name: file for file in self.files if file.part == kind}
+        if not splits:
+            parts = " and ".join(sorted({file.part for file in self.files}))
+            raise SpecError(f"{self.root} has {parts}, but neither qrels nor other rows: give the file, or add qrels")
         name = next(iter(splits)) if requested is None and len(splits) == 1 else requested or DEFAULT_SPLIT
         if name not in splits:
             found = " or ".join(filter(None, sorted(splits))) or "none"
@@ -115,8 +121,10 @@ def data_folder(root: Path) -> DataFolder:
     root = _snapshot(root)
     paths = [path for path in sorted(root.rglob("*")) if SUFFIXES.search(path.name) and path.is_file()]
     files = [file for path in paths if (file := _data_file(root, path)) is not None]
-    if any(file.part == CORPUS for file in files):  # mteb/* has the relevance of documents in data/ or default/
-        files = [replace(file, part=QRELS) if file.part == ROWS else file for file in files if not _is_other(file)]
+    found = {file.part for file in files}
+    if CORPUS in found:
+        files = [file for file in files if not _is_other(file, found)]
+        files = [replace(file, part=QRELS) if file.part == ROWS else file for file in files]
     if not files:
         raise SpecError(f"{root} has no data: expected *.jsonl, *.parquet, *.tsv, or the *.arrow of save_to_disk")
     return DataFolder(root, tuple(files))
@@ -128,9 +136,12 @@ def _snapshot(root: Path) -> Path:
     return root / "snapshots" / commit.read_text("utf-8").strip() if commit.is_file() else root
 
 
-def _is_other(file: DataFile) -> bool:
-    """Return True for a file of a subset beside a corpus that is no part of retrieval, such as mteb's instructions."""
-    return file.part == ROWS and bool(file.subset)
+def _is_other(file: DataFile, found: Collection[str]) -> bool:
+    """Return True for a file beside a corpus that is no part of retrieval, such as mteb's instructions.
+
+    `found`: parts of the folder. Without qrels, rows in data/ or default/ are the relevance of documents, as in mteb/*.
+    """
+    return file.part == ROWS and (bool(file.subset) or QRELS in found)
 
 
 def _data_file(root: Path, path: Path) -> DataFile | None:

@@ -140,6 +140,36 @@ def test_folder_with_parts_for_each_language(tmp_path: Path) -> None:
     }
 
 
+def test_subset_has_no_rows_of_files_beside_it(tmp_path: Path) -> None:
+    """Regression: the rows of `de/test` had those of the default subset's `test` among them, and so had its corpus."""
+    for name in ("data/test", "de/test", "de/train"):
+        write(tmp_path / "rows" / f"{name}-00000-of-00001.parquet", [{"file": name}])
+    assert read_parts(tmp_path / "rows", "de/test") == {ROWS: [{"file": "de/test"}]}
+    for name in ("corpus/test", "queries/test", "qrels/test", "de-queries/test", "de-qrels/test"):
+        write(tmp_path / "retrieval" / f"{name}-00000-of-00001.parquet", [{"file": name}])
+    assert read_parts(tmp_path / "retrieval", "de/test") == {
+        CORPUS: [{"file": "corpus/test"}],  # of all languages
+        QUERIES: [{"file": "de-queries/test"}],
+        QRELS: [{"file": "de-qrels/test"}],
+    }
+
+
+def test_rows_beside_qrels_are_no_relevance(tmp_path: Path) -> None:
+    """Regression: they were read as qrels, and their name was offered as a split."""
+    for name in ("corpus.jsonl", "queries.jsonl", "qrels.tsv", "predictions.jsonl"):
+        write(tmp_path / name, [{"file": name}])
+    assert read_parts(tmp_path)[QRELS] == [{"file": "qrels.tsv"}]
+
+
+@pytest.mark.parametrize("names", [["search-queries.jsonl"], ["corpus.jsonl", "queries.jsonl"]])
+def test_folder_without_rows_and_qrels_is_refused(tmp_path: Path, names: list[str]) -> None:
+    """Regression: the error said to choose a split, of none."""
+    for name in names:
+        write(tmp_path / name, [{"text": "a"}])
+    with pytest.raises(SpecError, match="queries, but neither qrels nor other rows"):
+        read_parts(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["{language}/{split}-00000-of-00001.parquet", "{split}/{language}.jsonl"])
 def test_folder_of_rows_for_each_language(tmp_path: Path, name: str) -> None:
     """Regression: files below a language and a split were ignored, and the folder had no data."""
