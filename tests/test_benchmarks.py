@@ -78,6 +78,14 @@ def test_write_figures_keeps_figures_of_other_sides(tmp_path: Path) -> None:
     }
 
 
+def test_step_operators_of_an_older_run_are_replaced(tmp_path: Path) -> None:
+    """Regression: operators that the newer run does not have stayed beside its own."""
+    path = tmp_path / "figures.json"
+    for spent in ({"MatMul": 2.0, "Add": 1.0}, {"Gemm": 3.0}):
+        write_figures(path, {"gpt2": {"int8": {"operators": step.slowest(spent)}}})
+    assert json.loads(path.read_text()) == {"gpt2": {"int8": {"operators": [["Gemm", 3.0], ["others", 0]]}}}
+
+
 def test_step_reads_matrices_and_rows_of_tables(tmp_path: Path) -> None:
     """A lookup reads one row of its table, a product all of its matrix."""
     table, matrix = np.zeros((50, 4), np.float32), np.zeros((4, 6), np.int8)

@@ -27,7 +27,7 @@ def circumstances() -> dict[str, Any]:
 
 
 def write_figures(path: Path, figures: dict[str, Any]) -> None:
-    """Merge `figures` as JSON into the file at any depth; the rest of the file stays.
+    """Merge `figures` as JSON into the file: objects at any depth, while lists replace; the rest of the file stays.
 
     A table can so be measured in several runs of a few minutes.
     """
@@ -56,5 +56,9 @@ def refuse_other_machine(path: Path | None, machine: dict[str, Any]) -> None:
 
 
 def _merged(known: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    both = {name: _merged(known[name], new[name]) for name in new if isinstance(known.get(name), dict)}
+    both = {
+        name: _merged(known[name], value)
+        for name, value in new.items()
+        if isinstance(value, dict) and isinstance(known.get(name), dict)
+    }
     return {**known, **new, **both}

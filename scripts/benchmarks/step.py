@@ -50,7 +50,7 @@ from scripts.benchmarks.machine_limits import read_bandwidth
 SIDES = "int8,int8-weights,int8-weights@128,openvino:int8,openvino:int8-weights@128"
 CONTEXT, ANSWER, STEPS, MAX_LENGTH = 128, 64, 40, 512
 LOOKUPS = ("Gather", "GatherBlockQuantized")  # read some rows of a table
-Profile = Callable[[], dict[str, float]]  # milliseconds a step by operator
+Profile = Callable[[], list[tuple[str, float]]]  # milliseconds a step by operator, the slowest first
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def _onnxruntime(side: Side) -> tuple[Executor, Profile]:
         )
         return InPlace(side.geometry, session)
 
-    def profile() -> dict[str, float]:
+    def profile() -> list[tuple[str, float]]:
         with tempfile.TemporaryDirectory() as folder:
             executor = opened(Path(folder) / "profile")
             _step_ms(executor)
@@ -152,7 +152,7 @@ def _onnxruntime(side: Side) -> tuple[Executor, Profile]:
         for event in events:
             if event["name"].endswith("_kernel_time") and event["ts"] >= first:
                 spent[event["args"]["op_name"]] += event["dur"] / 1000 / STEPS
-        return _most(spent)
+        return slowest(spent)
 
     return opened(None), profile
 
@@ -165,14 +165,14 @@ def _openvino(side: Side) -> tuple[Executor, Profile]:
         session = Session(engine="openvino", threads=available_cores(), entries=properties)
         return OpenVinoExecutor(side.graph.path, side.geometry, session)
 
-    def profile() -> dict[str, float]:
+    def profile() -> list[tuple[str, float]]:
         executor = opened(PERF_COUNT="YES")
         for place in range(CONTEXT + STEPS):  # one token each, because OpenVINO's counts are averages over all calls
             executor.run(0, np.array([[5 + place]]), np.array([place]))
         spent: dict[str, float] = defaultdict(float)
         for node in executor.request.profiling_info:
             spent[node.node_type] += node.real_time.total_seconds() * 1000
-        return _most(spent)
+        return slowest(spent)
 
     return opened(), profile
 
@@ -208,10 +208,13 @@ def _loop_ms(executor: Executor) -> float:
     return 1000 * spent / ANSWER
 
 
-def _most(spent: Mapping[str, float]) -> dict[str, float]:
-    """Return the six largest of `spent`, and the sum of the others."""
+def slowest(spent: Mapping[str, float]) -> list[tuple[str, float]]:
+    """Return the six operators with most of `spent`, and the sum of the others.
+
+    A list, because a later run replaces it in a file of figures; two runs may have other operators.
+    """
     ordered = sorted(spent.items(), key=lambda entry: -entry[1])
-    return {**dict(ordered[:6]), "others": sum(ms for _, ms in ordered[6:])}
+    return [*ordered[:6], ("others", sum(ms for _, ms in ordered[6:]))]
 
 
 def _table(name: str, figures: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -219,7 +222,7 @@ def _table(name: str, figures: Mapping[str, Mapping[str, Any]]) -> Table:
     for column in ("", "read, MB", "GB/s", "limit", "step", "of the limit", "loop", "operators"):
         table.add_column(column)
     for kind, one in figures.items():
-        operators = ", ".join(f"{operator} {ms:.2f}" for operator, ms in one["operators"].items())
+        operators = ", ".join(f"{operator} {ms:.2f}" for operator, ms in one["operators"])
         read = one["weights_mb"] + one["cache_mb"]
         times = (one[key] for key in ("limit_ms", "step_ms"))
         share = f"{one['limit_ms'] / one['step_ms']:.0%}"

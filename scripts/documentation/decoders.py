@@ -84,7 +84,7 @@ def _step(kind: str, side: dict[str, Any]) -> tuple[str, ...]:
     engine, _, weights = kind.rpartition(":")
     precision, _, block = weights.partition("@")
     title = f"{'OpenVINO' if engine else 'ONNX Runtime'} {precision}" + f", blocks of {block}" * bool(block)
-    named = [entry for entry in side["operators"].items() if entry[0] != "others"][:OPERATORS]
+    named = [entry for entry in side["operators"] if entry[0] != "others"][:OPERATORS]
     return (
         title,
         f"{side['weights_mb'] + side['cache_mb']:.0f}",
