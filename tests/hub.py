@@ -13,8 +13,8 @@ COMMIT = "a" * 40
 
 
 @contextmanager
-def hub(name: str, files: Mapping[str, bytes]) -> Iterator[str]:
-    """Serve a repository with these files, and yield the address."""
+def hub(name: str, files: Mapping[str, bytes], gated: bool = False) -> Iterator[str]:
+    """Serve a repository with these files, and yield the address. `gated`: list the files, but give none of them."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:
@@ -26,17 +26,20 @@ def hub(name: str, files: Mapping[str, bytes]) -> Iterator[str]:
         def answer(self) -> bytes:
             sent: dict[str, str] = {}
             file = self.path.removeprefix(f"/{name}/resolve/{COMMIT}/")
-            if self.path.startswith(f"/api/models/{name}/revision/"):
+            if self.path in (f"/api/models/{name}/revision/main", f"/api/models/{name}/revision/{COMMIT}"):
                 content = json.dumps({"id": name, "sha": COMMIT, "siblings": []}).encode()
             elif self.path.startswith(f"/api/models/{name}/tree/"):
                 tree = [
                     {"type": "file", "path": path, "size": len(files[path]), "oid": _oid(files[path])} for path in files
                 ]
                 content = json.dumps(tree).encode()
-            elif file in files:
+            elif file in files and not gated:
                 content, sent = files[file], {"ETag": f'"{_oid(files[file])}"', "X-Repo-Commit": COMMIT}
             else:
-                self.send_error(404)
+                self.send_response(403 if file in files else 404)
+                self.send_header("X-Error-Code", "GatedRepo" if file in files else "RevisionNotFound")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
                 return b""
             self.send_response(200)
             for header, value in {

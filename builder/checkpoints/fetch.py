@@ -10,8 +10,14 @@ from typing import Any
 
 import yaml
 from huggingface_hub import snapshot_download
-from huggingface_hub.constants import HF_HUB_CACHE
-from huggingface_hub.errors import DryRunError, HfHubHTTPError, LocalEntryNotFoundError
+from huggingface_hub.constants import ENDPOINT, HF_HUB_CACHE
+from huggingface_hub.errors import (
+    DryRunError,
+    GatedRepoError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    RevisionNotFoundError,
+)
 from huggingface_hub.utils.tqdm import tqdm
 from safetensors import SafetensorError, safe_open
 
@@ -46,6 +52,14 @@ def fetch(model: str, revision: str | None, weights: bool) -> tuple[Path, str | 
     try:
         download = _download if weights else snapshot_download
         local = Path(download(model, revision=revision, allow_patterns=patterns))
+    except GatedRepoError as error:
+        raise CheckpointError(
+            f"{model} is gated: ask for access at {ENDPOINT}/{model}, and set HF_TOKEN to a token of that account"
+        ) from error
+    except RevisionNotFoundError as error:
+        raise CheckpointError(
+            f"{model} has no revision {revision} on the Hub: name a branch, a tag or a whole commit"
+        ) from error
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         if find_disk_full_error(error) is not None:
             raise RepositoryError(
@@ -70,8 +84,8 @@ def _download(model: str, **files: Any) -> str:
         return snapshot_download(model, **files)
     try:
         planned = snapshot_download(model, **files, tqdm_class=_reporting(lambda done, total: None, 0), dry_run=True)
-    except DryRunError:  # the Hub does not answer; it may be in the cache
-        return snapshot_download(model, **files)
+    except DryRunError:  # the Hub does not answer; the model may be in the cache
+        planned = []
     total = sum(file.file_size or 0 for file in planned if file.will_download)
     return snapshot_download(model, **files, tqdm_class=_reporting(on_progress, total))
 

@@ -11,6 +11,7 @@ from huggingface_hub.utils._paths import filter_repo_objects
 
 from builder.checkpoints import fetch as fetch_module
 from builder.checkpoints.fetch import fetch
+from builder.common.errors import CheckpointError
 from builder.common.progress import reporting_downloads
 from tests.hub import COMMIT, hub
 
@@ -69,3 +70,20 @@ def test_fetch_reports_the_bytes_of_a_download(hub_of: Callable[[str], None]) ->
     assert [total for _, total in reports] == [50_002] * 3
     assert sorted(done for done, _ in reports)[-1] == 50_002
     assert seen == reports
+
+
+@pytest.mark.parametrize(
+    ("gated", "revision", "message"),
+    [
+        (True, None, "org/writer is gated: ask for access at .*/org/writer"),
+        (False, "v2", "org/writer has no revision v2"),
+    ],
+)
+def test_fetch_says_why_the_hub_gives_no_file(
+    hub_of: Callable[[str], None], gated: bool, revision: str | None, message: str
+) -> None:
+    """Regression: for both, the error said that there was no model of that name."""
+    with hub("org/writer", {"config.json": b"{}"}, gated) as url, reporting_downloads(lambda done, total: None):
+        hub_of(url)
+        with pytest.raises(CheckpointError, match=message):
+            fetch("org/writer", revision, weights=True)
