@@ -8,6 +8,7 @@ from dataclasses import asdict
 from rich.table import Table
 
 from builder.commands import REPOSITORY, screen, screen_table
+from builder.commands.downloads import loading
 
 
 def parser() -> argparse.ArgumentParser:
@@ -47,7 +48,6 @@ def run(options: argparse.Namespace) -> int:
         screen.print(f"removed {name} from {options.name}")
     for name, source in options.add:
         from builder.building.adapters import add_adapter  # loads torch
-        from builder.commands.downloads import loading
 
         with loading(lambda: "adding the adapter"):
             about = add_adapter(options.repository, options.name, name, source, options.base)

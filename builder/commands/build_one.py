@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from builder.clusters.fleet.executor import BuildOutcome
 from builder.clusters.fleet.history import History, work_of
 from builder.clusters.fleet.plan import PlannedBuild
-from builder.clusters.fleet.view import duration
 from builder.clusters.fleet.work import collecting_garbage_rarely, load_libraries, peak_memory, reset_peak_memory
 from builder.commands import screen, screen_table
 from builder.commands.downloads import loading
+from builder.common.progress import duration
 from builder.common.releases import NEWEST, missing_fixes
 from builder.repository.check import pending
 from builder.repository.report.record import BuildReport

@@ -8,9 +8,8 @@ from contextlib import contextmanager, nullcontext
 
 from rich.filesize import decimal
 
-from builder.clusters.fleet.view import duration
 from builder.commands import screen
-from builder.common.progress import reporting_downloads
+from builder.common.progress import duration, reporting_downloads
 
 
 @contextmanager
@@ -30,7 +29,7 @@ class LoadingLine:
         self.bytes = (0.0, 0.0)  # here, and all
 
     def report(self, done: float, total: float) -> None:
-        if done < self.bytes[0] or self.begun is None:  # another download
+        if self.begun is None or done < self.bytes[0] or total != self.bytes[1]:  # another download
             self.begun = time.perf_counter(), done
         self.bytes = done, total
 

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.progress import track
 
 from builder.commands import REPOSITORY, URL, count, screen, screen_table
+from builder.commands.downloads import loading
 
 
 def parser() -> argparse.ArgumentParser:
@@ -48,8 +49,6 @@ def run(options: argparse.Namespace) -> int:
     parts, digest = read_parts(options.data, options.split), data_digest(options.data)
     with Client(options.url, options.name) as client:
         refuse_another_task(client, report)
-        from builder.commands.downloads import loading
-
         with loading(lambda: "loading the checkpoint"):
             from builder.checkpoints.labelled import evaluation_of  # imports torch
             from builder.checkpoints.libraries import quiet_libraries

@@ -12,6 +12,7 @@ from rich.markup import escape
 from builder.commands import DEFAULT_URL, REPOSITORY, positive, progress, screen, screen_table
 from builder.commands.gateway import ADMIN_KEY_VARIABLE, admin_key
 from builder.common.errors import ServeError
+from builder.common.progress import duration
 from builder.serving.gateway.settings import DEFAULT_PORT
 
 if TYPE_CHECKING:
@@ -196,7 +197,6 @@ def _refuse_another_task(versions: Mapping[int, PublishedVersion], running: int,
 
 
 def _watch_canary(options: argparse.Namespace, candidate: str, numbers: tuple[int, int]) -> list[str]:
-    from builder.clusters.fleet.view import duration
     from builder.serving.promotion.canary import MIN_REQUESTS, CanaryFigures, CanaryShare, watch
 
     key = admin_key(options.admin_key)

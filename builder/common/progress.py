@@ -1,4 +1,4 @@
-"""Progress of long steps: the stages of a build, and the bytes of downloads."""
+"""Progress of long steps: the stages of a build, the bytes of downloads, and durations in words."""
 
 from __future__ import annotations
 
@@ -21,3 +21,11 @@ def reporting_downloads(on_progress: OnProgress) -> Iterator[None]:
         yield
     finally:
         on_download.reset(token)
+
+
+def duration(seconds: float) -> str:
+    """Return a duration such as "3.2 s", "4 min 05 s" and "2 h 10 min"."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

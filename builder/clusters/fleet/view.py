@@ -17,6 +17,7 @@ from rich.text import Text
 
 from builder.clusters.fleet.executor import BuildOutcome, BuildProgress
 from builder.clusters.fleet.plan import FleetPlan
+from builder.common.progress import duration
 
 MAX_ROWS = 40  # models of a plan that are listed
 REFRESHES_PER_S = 4
@@ -164,11 +165,3 @@ def summary(plan: FleetPlan, outcomes: Sequence[BuildOutcome], seconds: float) -
     line = f"{', '.join(numbers)} in {duration(seconds)}"
     line += f"; the largest build took {largest / 1e6:.0f} MB" * bool(largest)
     return [*(f"✗ {name}: {reason}" for name, reason in failed), line]
-
-
-def duration(seconds: float) -> str:
-    """Return a duration such as "3.2 s", "4 min 05 s" and "2 h 10 min"."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

@@ -22,9 +22,10 @@ from builder.clusters.fleet.executor import BuildJob, BuildOutcome, BuildProgres
 from builder.clusters.fleet.history import History, work_of
 from builder.clusters.fleet.plan import FleetPlan, plan_builds
 from builder.clusters.fleet.processes import ResourceClaim, fits
-from builder.clusters.fleet.view import LineView, LiveView, duration, plan_document, plan_line, summary
+from builder.clusters.fleet.view import LineView, LiveView, plan_document, plan_line, summary
 from builder.clusters.fleet.work import find_published, run_job
 from builder.commands.build_many import run_jobs
+from builder.common.progress import duration
 from builder.options import BuildSpec, make_spec
 from builder.repository.report.record import read_report
 from tests.models import options_of

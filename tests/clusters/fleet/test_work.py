@@ -115,6 +115,9 @@ def test_loading_line_says_what_is_left_of_a_download(monkeypatch: pytest.Monkey
     now += 1
     line.report(2e6, 5e6)
     assert line.__rich__() == "downloading, 2.0 MB of 5.0 MB, about 3.0 s left"
+    now += 100
+    line.report(10e6, 1e9)
+    assert line.__rich__() == "downloading, 10.0 MB of 1.0 GB", "a larger download after a small one has its own speed"
 
 
 def test_load_libraries_freezes_them_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
