@@ -30,14 +30,24 @@ def installing(extra: str) -> str:
     """
     environment = Path(sys.prefix)
     if (environment / "uv-receipt.toml").is_file():
-        return f"uv tool install '{_origin()}[{extra}]'"
+        return f"uv tool install '{_requirement(extra)}'"
     if environment.parent.name.startswith("archive-v"):
-        return f"uvx --from '{_origin()}[{extra}]' build-repo"
+        return f"uvx --from '{_requirement(extra)}' build-repo"
     command = "uv pip install" if util.find_spec("pip") is None else "pip install"
     return f"{command} '{DISTRIBUTION}[{extra}]'"
 
 
-def _origin() -> str:
-    """Return the file or folder that the project was installed from, or its name if that is a package index."""
-    address = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
-    return DISTRIBUTION if address is None else unquote(urlsplit(json.loads(address)["url"]).path)
+def _requirement(extra: str) -> str:
+    """Return the project with an extra, from where it was installed: a file, a folder, an address or a package index.
+
+    Source: PEP 610 and PEP 508.
+    """
+    text = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
+    if text is None:
+        return f"{DISTRIBUTION}[{extra}]"
+    origin = json.loads(text)
+    url, checkout = origin["url"], origin.get("vcs_info")
+    if checkout is None and url.startswith("file:"):
+        return f"{unquote(urlsplit(url).path)}[{extra}]"
+    source = url if checkout is None else f"{checkout['vcs']}+{url}@{checkout['commit_id']}"
+    return f"{DISTRIBUTION}[{extra}] @ {source}"

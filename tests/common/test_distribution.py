@@ -12,6 +12,8 @@ import pytest
 from builder.common.distribution import DISTRIBUTION, installing
 
 WHEEL = '{"url": "file:///home/ada/a%20wheel.whl", "archive_info": {}}'
+ADDRESS = '{"url": "https://example.org/a.whl", "archive_info": {}}'
+COMMIT = '{"url": "https://example.org/a.git", "vcs_info": {"vcs": "git", "commit_id": "0a1b"}}'
 EDITABLE = '{"url": "file:///home/ada/sources", "dir_info": {"editable": true}}'
 
 
@@ -22,6 +24,20 @@ EDITABLE = '{"url": "file:///home/ada/sources", "dir_info": {"editable": true}}'
         ("venv", [], False, WHEEL, f"uv pip install '{DISTRIBUTION}[sign]'"),
         ("archive-v0/a1b2", [], False, None, f"uvx --from '{DISTRIBUTION}[sign]' build-repo"),
         ("archive-v0/a1b2", [], False, WHEEL, "uvx --from '/home/ada/a wheel.whl[sign]' build-repo"),
+        (
+            "archive-v0/a1b2",
+            [],
+            False,
+            ADDRESS,
+            f"uvx --from '{DISTRIBUTION}[sign] @ https://example.org/a.whl' build-repo",
+        ),
+        (
+            "tools/name",
+            ["uv-receipt.toml"],
+            False,
+            COMMIT,
+            f"uv tool install '{DISTRIBUTION}[sign] @ git+https://example.org/a.git@0a1b'",
+        ),
         ("tools/name", ["uv-receipt.toml"], False, WHEEL, "uv tool install '/home/ada/a wheel.whl[sign]'"),
         ("tools/name", ["uv-receipt.toml"], False, EDITABLE, "uv tool install '/home/ada/sources[sign]'"),
     ],
