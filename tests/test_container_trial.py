@@ -7,7 +7,6 @@ import json
 import socket
 import struct
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
@@ -26,7 +25,7 @@ from builder.serving.server.embedded import EMBEDDED
 from builder.serving.server.triton import Ports
 from scripts.container_trial import __main__ as trial
 from scripts.container_trial.compose import IMAGES, change_services
-from scripts.container_trial.containers import MemoryUse, read_memory
+from scripts.container_trial.containers import MemoryUse, read_memory, wait_for
 from scripts.container_trial.engine import Engine, TrialError
 from scripts.container_trial.manifests import ONLY_KUBERNETES, playable
 from scripts.container_trial.name_server import HeadlessService
@@ -236,6 +235,5 @@ def test_clients_ask_every_gateway_and_every_model(gateway: int) -> None:
     vectors, hosts = {"right": np.array([1.0, 0.0], np.float32)}, ["127.0.0.1", "localhost"]
     expected = {(model, f"{host}:{gateway}") for model, host in product(("one", "two"), hosts)}
     with under_load(hosts, gateway, [Answers(vectors, "one"), Answers(vectors, "two")], len(hosts)) as load:
-        while not expected <= Gateway.asked:
-            time.sleep(0.01)
+        assert wait_for(lambda: expected <= Gateway.asked, timeout=60, every=0.01)
     load.require(len(expected))

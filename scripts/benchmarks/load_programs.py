@@ -89,6 +89,8 @@ def paced_streams() -> Iterator[int]:
                     asyncio.run(own(port, 1, 0.1))
                     break
                 except OSError:  # it does not listen yet
+                    if process.poll() is not None:
+                        raise SystemExit(f"the server on port {port} ended with status {process.poll()}") from None
                     time.sleep(0.1)
             yield port
         finally:

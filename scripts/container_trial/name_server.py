@@ -35,8 +35,10 @@ class HeadlessService(socketserver.ThreadingUDPServer):
         """Answer while the block runs."""
         with self:
             threading.Thread(target=self.serve_forever, daemon=True).start()
-            yield
-            self.shutdown()
+            try:
+                yield
+            finally:
+                self.shutdown()
 
     def answer(self, packet: bytes) -> bytes:
         """Return the response to a packet with one question; the domain behind the name is any.

@@ -6,7 +6,6 @@ Podman runs the pods. The trial does what a cluster does beside: names, readines
 from __future__ import annotations
 
 import copy
-import shutil
 import threading
 import time
 import urllib.request
@@ -166,7 +165,6 @@ def on_demand(engine: Engine, repository: Repository, scratch: Path) -> str:
     finally:
         engine.podman("pod", "rm", "--all", "--force")
         engine.podman("volume", "prune", "--force")
-        shutil.rmtree(folder, ignore_errors=True)
     load.require(CLIENTS)
     return f"{load}; {said}; changed for podman: {'; '.join(cluster.changes)}"
 
