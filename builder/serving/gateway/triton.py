@@ -218,9 +218,7 @@ class Triton:
             while not stream.is_complete:
                 await detector.wait(stream.next_message(), name, is_ready, stream.since, stream.has_started)
                 message = stream.take()
-                if (
-                    message is None
-                ):  # the client's side is open until the last response, so the server did not wait for it
+                if message is None:  # this side is open until the last response, so the server did not wait for it
                     raise BackendLost("Triton ended the stream without its last response")
                 if message.error_message:
                     raise stream_error(message.error_message)
