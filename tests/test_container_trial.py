@@ -133,7 +133,7 @@ def test_on_demand_trial_plays_both_deployments_on_one_claim() -> None:
 
 
 def test_name_server_answers_with_the_ready_pods_alone() -> None:
-    """The question is that of glibc: a name of a search domain, with EDNS behind it."""
+    """Ask as glibc does: for a name with a search domain, with EDNS behind it."""
     service = HeadlessService("tritons", "127.0.0.1", 0)
     service.addresses |= {"10.0.0.2", "10.0.0.1"}
     name = b"\x07tritons\x03svc\x00"

@@ -1,4 +1,4 @@
-"""How the extras of the project are installed, by the tool that made the environment."""
+"""Name the command that installs an extra, by the tool that made the environment."""
 
 from __future__ import annotations
 

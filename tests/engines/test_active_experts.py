@@ -1,4 +1,4 @@
-"""What a token costs in a mixture of experts: the engines compute with the weights of its chosen experts alone."""
+"""Check that engines compute a token of a mixture with the weights of its chosen experts alone."""
 
 from __future__ import annotations
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from builder.common.errors import RepositoryError
+from builder.common.progress import OnProgress
 from builder.repository.stores.store import Blob, Manifest, Store
-from builder.repository.stores.transfer import AT_ONCE, OnProgress
+from builder.repository.stores.transfer import AT_ONCE
 
 
 @dataclass(frozen=True)

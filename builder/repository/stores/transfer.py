@@ -8,7 +8,7 @@ store: its polling would reload models for nothing, and can load half of one.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +18,7 @@ from typing import Any
 from builder.common.errors import RepositoryError
 from builder.common.files import link
 from builder.common.hashing import FileDigests
+from builder.common.progress import OnProgress
 from builder.options.choices import KEEP
 from builder.repository.check import check
 from builder.repository.locks import locked, sync, workspace
@@ -37,8 +38,6 @@ from builder.repository.versions import (
     served_number,
     version_numbers,
 )
-
-OnProgress = Callable[[int, int], None]  # called with the bytes that are done, and all of them
 
 AT_ONCE = 8  # concurrent transfers of blobs
 PARTS = (".", "warmup")  # folders of an entry that have files of a version: builder/repository/publish.py

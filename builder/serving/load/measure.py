@@ -10,7 +10,7 @@ import json
 import math
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +21,7 @@ import numpy as np
 
 from builder.common.errors import ServeError
 from builder.common.machine import available_cores, cpu
+from builder.common.progress import OnProgress
 from builder.runtime.fields import Field
 from builder.serving.client.client import Client
 from builder.serving.load import aiperf
@@ -47,7 +48,7 @@ def load_test(
     seconds: float = 6.0,
     p99_ms: float | None = None,
     gateway: str | None = None,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: OnProgress = lambda done, total: None,
 ) -> LoadTestRun:
     """Send load to the models `targets` at `url` together, at each of `levels`, `repeats` times for `seconds` each.
 

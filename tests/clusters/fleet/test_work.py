@@ -99,7 +99,7 @@ def test_stage_says_what_is_left_of_a_build_of_known_length(monkeypatch: pytest.
 
 
 def test_loading_line_says_what_is_left_of_a_download(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The speed is that since the first report: what an earlier download left here does not count."""
+    """Count the speed from the first report: what an earlier download left here is no part of it."""
     now = 10.0
     monkeypatch.setattr(downloads, "time", SimpleNamespace(perf_counter=lambda: now))
     line = LoadingLine(lambda: "resolve")
