@@ -47,6 +47,7 @@ OURS = (
 )  # fmt: skip
 PEERS = (
     ("openvino-genai int8", "openvino_genai_peer", "int8"),
+    ("openvino-genai int8 guessing", "openvino_genai_peer", "int8-lookup"),
     ("openvino-genai int4", "openvino_genai_peer", "int4"),
     ("llama.cpp Q8_0", "llama_cpp_peer", "Q8_0"),
     ("llama.cpp Q4_0", "llama_cpp_peer", "Q4_0"),

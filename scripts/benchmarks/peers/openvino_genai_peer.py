@@ -1,7 +1,7 @@
-"""openvino-genai's ContinuousBatchingPipeline: WORK.json CHECKPOINT int8|int4.
+"""openvino-genai's ContinuousBatchingPipeline: WORK.json CHECKPOINT int8|int4|int8-lookup.
 
-Weights in that many bits, converted by Optimum; the KV cache in its default 8 bits. It runs in this process, without a
-server and text.
+Weights in that many bits, converted by Optimum; the KV cache in its default 8 bits. With "lookup" it guesses 5 tokens
+after up to 3 equal ones, as its sample prompt_lookup_decoding_lm. It runs in this process, without a server and text.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ def main() -> None:
     scheduler.cache_size = CACHE_GB
     scheduler.max_num_seqs = work["concurrency"]
     scheduler.enable_prefix_caching = False  # no request of this work begins as another does
-    pipe = genai.ContinuousBatchingPipeline(
-        str(convert(checkpoint, kind)), scheduler, "CPU", {"INFERENCE_NUM_THREADS": work["threads"]}
-    )
+    weights, _, guessing = kind.partition("-")
+    properties = {"INFERENCE_NUM_THREADS": work["threads"], **({"prompt_lookup": True} if guessing else {})}
+    pipe = genai.ContinuousBatchingPipeline(str(convert(checkpoint, weights)), scheduler, "CPU", properties)
 
     def serve(requests: list[dict]) -> Clock:
         """Run clients that send one request after the other."""
@@ -69,6 +69,8 @@ def main() -> None:
                 options = genai.GenerationConfig()
                 options.max_new_tokens = options.min_new_tokens = request["new_tokens"]
                 options.ignore_eos, options.do_sample = True, False
+                if guessing:
+                    options.num_assistant_tokens, options.max_ngram_size = 5, 3
                 clock.send(name)
                 ids = openvino.Tensor(np.array([request["prompt"]], np.int64))
                 running[name] = (pipe.add_request(name, ids, options), request["new_tokens"])
