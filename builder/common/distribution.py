@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from importlib import metadata, util
 from pathlib import Path
@@ -24,17 +25,29 @@ def sources_folder() -> str:
 
 
 def installing(extra: str) -> str:
-    """Return the command that installs an extra here or, in an environment of uvx, runs the project with it.
-
-    Source of the names in uv's environments: its pages "Tools" and "Caching", uv 0.13.
-    """
-    environment = Path(sys.prefix)
-    if (environment / "uv-receipt.toml").is_file():
+    """Return the command that installs an extra here or, in an environment of uvx, runs the project with it."""
+    if _is_of_uv_tool():
         return f"uv tool install '{_requirement(extra)}'"
-    if environment.parent.name.startswith("archive-v"):
+    if _is_of_uvx():
         return f"uvx --from '{_requirement(extra)}' build-repo"
-    command = "uv pip install" if util.find_spec("pip") is None else "pip install"
-    return f"{command} '{DISTRIBUTION}[{extra}]'"
+    return installing_here(f"'{DISTRIBUTION}[{extra}]'")
+
+
+def installing_here(arguments: str) -> str:
+    """Return the command that installs into this environment; `arguments` are those of `pip install`."""
+    if _is_of_uv_tool() or _is_of_uvx():
+        return f"uv pip install --python {shlex.quote(sys.prefix)} {arguments}"
+    return f"{'uv pip install' if util.find_spec('pip') is None else 'pip install'} {arguments}"
+
+
+def _is_of_uv_tool() -> bool:
+    """Return True in an environment of `uv tool install`. Source: uv's page "Tools", uv 0.13."""
+    return (Path(sys.prefix) / "uv-receipt.toml").is_file()
+
+
+def _is_of_uvx() -> bool:
+    """Return True in an environment of uvx, which is in uv's cache. Source: uv's page "Caching", uv 0.13."""
+    return Path(sys.prefix).parent.name.startswith("archive-v")
 
 
 def _requirement(extra: str) -> str:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from builder.common.distribution import DISTRIBUTION, installing
+from builder.common.distribution import DISTRIBUTION, installing, installing_here
 
 WHEEL = '{"url": "file:///home/ada/a%20wheel.whl", "archive_info": {}}'
 ADDRESS = '{"url": "https://example.org/a.whl", "archive_info": {}}'
@@ -60,3 +60,23 @@ def test_installing_names_the_tool_of_the_environment(
     monkeypatch.setattr(util, "find_spec", lambda name: object() if has_pip else None)
     monkeypatch.setattr(metadata, "distribution", lambda name: SimpleNamespace(read_text=lambda file: origin))
     assert installing("sign") == command
+
+
+@pytest.mark.parametrize(
+    ("folder", "file", "has_pip", "command"),
+    [
+        ("venv", "pyvenv.cfg", True, "pip install"),
+        ("venv", "pyvenv.cfg", False, "uv pip install"),
+        ("archive-v0/a1b2", "pyvenv.cfg", False, "uv pip install --python {environment}"),
+        ("tools/name", "uv-receipt.toml", False, "uv pip install --python {environment}"),
+    ],
+)
+def test_installing_here_names_an_environment_that_is_not_activated(
+    folder: str, file: str, has_pip: bool, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = tmp_path / folder
+    environment.mkdir(parents=True)
+    (environment / file).touch()
+    monkeypatch.setattr(sys, "prefix", str(environment))
+    monkeypatch.setattr(util, "find_spec", lambda name: object() if has_pip else None)
+    assert installing_here("idna") == f"{command.format(environment=environment)} idna"

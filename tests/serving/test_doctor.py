@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import socket
+from importlib import util
 from importlib.metadata import version
 from pathlib import Path
 
@@ -47,6 +48,9 @@ def test_doctor_stops_for_a_requirement_that_is_not_met(monkeypatch: pytest.Monk
     found = software.find_software()
     assert found.stops
     assert "onnx <1.24,>=1.23 (found 0.1)" in found.found
+    assert "install it again: pip install" in found.advice
+    monkeypatch.setattr(util, "find_spec", lambda name: None)
+    assert "install it again: uv pip install" in software.find_software().advice, "Regression: it named pip without pip"
 
 
 def test_extra_whose_requirement_is_not_met_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +81,14 @@ def test_gpu_without_cuda_provider_is_told_what_to_install(monkeypatch: pytest.M
     monkeypatch.setattr(machine, "driver_version", lambda: "580.82")
     (found,) = machine.find_gpus()
     assert found.found == "NVIDIA L4, 22 GiB, compute capability 8.9, driver 580.82"
+    assert "pip install" in found.advice
     assert "[gpu]" in found.advice
+    monkeypatch.setattr(machine, "unmet_requirements", lambda extra: [])
+    monkeypatch.setattr(machine, "version", lambda name: "1.31.1")
+    monkeypatch.setattr(util, "find_spec", lambda name: None)
+    (found,) = machine.find_gpus()
+    expected = "uv pip install --force-reinstall --no-deps onnxruntime-gpu==1.31.1"
+    assert expected in found.advice, "Regression: it named pip without pip"
 
 
 @pytest.mark.parametrize(("flags", "needs_advice"), [(["avx2"], True), (["avx2", "avx_vnni"], False)])

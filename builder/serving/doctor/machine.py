@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator
+from importlib.metadata import version
 
 import onnxruntime
 
-from builder.common.distribution import installing
+from builder.common.distribution import installing, installing_here
 from builder.common.machine import SEVEN_BITS, available_cores, available_memory, cpu, largest_byte_weight, total_memory
 from builder.engines.gpu import driver_version, gpus
 from builder.serving.doctor.finding import Finding
+from builder.serving.doctor.software import unmet_requirements
 
 CUDA_PROVIDER = "CUDAExecutionProvider"
-REINSTALL = "pip install --force-reinstall --no-deps onnxruntime-gpu"  # it overwrites files of onnxruntime
+ON_GPUS = "onnxruntime-gpu"
 
 
 def find_processor() -> Finding:
@@ -34,8 +36,14 @@ def find_gpus() -> Iterator[Finding]:
     if not found:
         yield Finding("GPU", "nvidia-smi finds none", absent=True)
         return
-    providers = onnxruntime.get_available_providers()
-    advice = "" if CUDA_PROVIDER in providers else f"to run models on it here: {installing('gpu')}, then {REINSTALL}"
+    advice = ""
+    if CUDA_PROVIDER not in onnxruntime.get_available_providers():
+        # The two packages overwrite each other's files: only the environment that has both can be mended.
+        if unmet_requirements("gpu"):
+            command = installing("gpu")
+        else:
+            command = installing_here(f"--force-reinstall --no-deps {ON_GPUS}=={version(ON_GPUS)}")
+        advice = f"to run models on it here: {command}, then build-repo doctor again"
     driver = driver_version()
     for number, gpu in enumerate(found):
         text = f"{gpu.name}, {gpu.memory_mb / 1024:.0f} GiB, compute capability {gpu.compute_capability}"

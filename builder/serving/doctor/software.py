@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, distribution, metadata, ver
 
 from packaging.requirements import Requirement
 
-from builder.common.distribution import DISTRIBUTION, installing, own_version
+from builder.common.distribution import DISTRIBUTION, installing, installing_here, own_version
 from builder.common.engines import ENGINES
 from builder.common.errors import ServeError, first_line
 from builder.serving.doctor.finding import Finding
@@ -25,7 +25,7 @@ def find_software() -> Finding:
     unmet = unmet_requirements()
     if not unmet:
         return Finding("software", found)
-    advice = f"install it again: pip install {DISTRIBUTION}=={own_version()}"
+    advice = f"install it again: {installing_here(f'{DISTRIBUTION}=={own_version()}')}"
     return Finding("software", f"{found}, without {', '.join(unmet)}", advice, stops=True)
 
 
