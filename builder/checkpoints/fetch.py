@@ -8,13 +8,14 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+import httpx2
 import yaml
 from huggingface_hub import snapshot_download
 from huggingface_hub.constants import ENDPOINT, HF_HUB_CACHE
 from huggingface_hub.errors import (
     DryRunError,
     GatedRepoError,
-    HfHubHTTPError,
+    IncompleteSnapshotError,
     LocalEntryNotFoundError,
     RevisionNotFoundError,
 )
@@ -60,7 +61,7 @@ def fetch(model: str, revision: str | None, weights: bool) -> tuple[Path, str | 
         raise CheckpointError(
             f"{model} has no revision {revision} on the Hub: name a branch, a tag or a whole commit"
         ) from error
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+    except (httpx2.HTTPError, OSError, ValueError) as error:
         if find_disk_full_error(error) is not None:
             raise RepositoryError(
                 f"{model} has no room in the cache of the Hub, {HF_HUB_CACHE} ({error}). Free some space there, or "
@@ -84,10 +85,21 @@ def _download(model: str, **files: Any) -> str:
         return snapshot_download(model, **files)
     try:
         planned = snapshot_download(model, **files, tqdm_class=_reporting(lambda done, total: None, 0), dry_run=True)
-    except DryRunError:  # the Hub does not answer; the model may be in the cache
-        planned = []
+    except DryRunError as unanswered:
+        return _cached(model, unanswered, **files)
     total = sum(file.file_size or 0 for file in planned if file.will_download)
     return snapshot_download(model, **files, tqdm_class=_reporting(on_progress, total))
+
+
+def _cached(model: str, unanswered: DryRunError, **files: Any) -> str:
+    """Return the folder of a snapshot in the cache. Raises LocalEntryNotFoundError, which says why the Hub failed."""
+    try:
+        return snapshot_download(model, **files, local_files_only=True)
+    except IncompleteSnapshotError:  # names the files that are missing
+        raise
+    except LocalEntryNotFoundError:
+        reason = first_line(unanswered.__cause__ or unanswered)
+        raise LocalEntryNotFoundError(reason) from unanswered
 
 
 def _reporting(on_progress: OnProgress, total: int) -> type[tqdm]:

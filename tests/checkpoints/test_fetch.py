@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from huggingface_hub import constants
@@ -87,3 +89,53 @@ def test_fetch_says_why_the_hub_gives_no_file(
         hub_of(url)
         with pytest.raises(CheckpointError, match=message):
             fetch("org/writer", revision, weights=True)
+
+
+@pytest.fixture
+def failing_hub() -> Iterator[tuple[str, list[str]]]:
+    """Yield the address of a Hub that is out of service, and the paths that were asked for.
+
+    It closes the connection of one who asks for org/broken without an answer.
+    """
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            if "broken" not in self.path:
+                self.send_error(503)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", asked
+        server.shutdown()
+
+
+def test_fetch_asks_a_hub_that_fails_once(hub_of: Callable[[str], None], failing_hub: tuple[str, list[str]]) -> None:
+    """Regression: the download asked again after the count of its bytes had failed, and waited as long again."""
+    failing, asked = failing_hub
+    with reporting_downloads(lambda done, total: None):
+        with hub("org/writer", {"config.json": b"{}", "model.safetensors": bytes(100)}) as url:
+            hub_of(url)
+            cached = fetch("org/writer", None, weights=True)
+        hub_of(failing)
+        assert fetch("org/writer", None, weights=True) == cached
+        with pytest.raises(CheckpointError, match=r"no folder org/other here.*503"):
+            fetch("org/other", None, weights=True)
+    assert asked == ["/api/models/org/writer/revision/main", "/api/models/org/other/revision/main"]
+
+
+@pytest.mark.parametrize("weights", [True, False])
+def test_fetch_refuses_a_hub_that_disconnects(
+    weights: bool, hub_of: Callable[[str], None], failing_hub: tuple[str, list[str]]
+) -> None:
+    """Regression: errors of connections other than a refused one were tracebacks."""
+    hub_of(failing_hub[0])
+    with (
+        reporting_downloads(lambda done, total: None),
+        pytest.raises(CheckpointError, match=r"no folder org/broken here.*disconnected"),
+    ):
+        fetch("org/broken", None, weights)
