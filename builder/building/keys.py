@@ -21,6 +21,7 @@ from builder.common.data_folders import data_digest
 from builder.common.distribution import PACKAGE
 from builder.common.errors import CheckpointError, SpecError
 from builder.common.hashing import digest_of
+from builder.common.hub_cache import current_snapshot
 from builder.common.machine import available_cores, cpu, total_memory
 from builder.options import BuildSpec, Source
 from builder.repository.report.record import PACKAGES, package_versions, samples_file
@@ -167,13 +168,14 @@ def libraries() -> tuple[tuple[str, str], ...]:
 
 
 def checkpoint_facts(source: Source) -> dict[str, Any]:
-    """Return the commit of a Hub id, or all readable files of a folder. Raises CheckpointError."""
+    """Return the commit of a Hub id, or all readable files of a folder. Raises CheckpointError and SpecError."""
     folder = Path(source.model).expanduser()
     if not folder.is_dir():
         from builder.checkpoints.fetch import fetch  # loads huggingface_hub
 
         _, commit = fetch(source.model, source.revision, weights=False)
         return {"source": source.model.rstrip("/"), "commit": commit}
+    folder = current_snapshot(folder)
     refuse_files(folder, source.model)  # a FIFO would block, and a link to a device never end
     try:
         return {"source": folder.resolve().name, "contents": dict(_contents(folder))}

@@ -24,6 +24,7 @@ from safetensors import SafetensorError, safe_open
 
 from builder.checkpoints.untrusted import INDEX, indexed_files
 from builder.common.errors import CheckpointError, RepositoryError, first_line
+from builder.common.hub_cache import current_snapshot
 from builder.common.progress import OnProgress, on_download
 from builder.common.workplace import find_disk_full_error
 
@@ -42,11 +43,12 @@ PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
 def fetch(model: str, revision: str | None, weights: bool) -> tuple[Path, str | None]:
     """Return the folder of `model` and, of a Hub id, the commit.
 
-    Raises CheckpointError; RepositoryError for a full disk. Without `weights`, those of a Hub id are not downloaded.
+    Without `weights`, those of a Hub id are not downloaded. Raises CheckpointError; SpecError for a folder of the Hub's
+    cache that does not say which snapshot; RepositoryError for a full disk.
     """
     root = Path(model).expanduser()
     if root.is_dir():
-        return root, None
+        return current_snapshot(root), None
     if root.exists() or not HUB_ID.fullmatch(model):
         raise CheckpointError(f"{model} is neither a folder nor a Hub id such as org/name")
     patterns = FILES if weights else [pattern for pattern in FILES if pattern != "*.safetensors"]

@@ -18,6 +18,7 @@ from typing import Any
 from builder.common.data_files import INFO, read_rows
 from builder.common.errors import SpecError
 from builder.common.hashing import digest_of
+from builder.common.hub_cache import current_snapshot
 
 SUFFIXES = re.compile(r"\.(jsonl(\.gz)?|parquet|arrow|tsv)$")
 SHARD = re.compile(r"-\d{5}-of-\d{5}$")
@@ -118,7 +119,7 @@ def data_digest(data: Path) -> str:
 
 def data_folder(root: Path) -> DataFolder:
     """Return the data files in `root`. Raises SpecError if there are none."""
-    root = _snapshot(root)
+    root = current_snapshot(root)
     paths = [path for path in sorted(root.rglob("*")) if SUFFIXES.search(path.name) and path.is_file()]
     files = [file for path in paths if (file := _data_file(root, path)) is not None]
     found = {file.part for file in files}
@@ -128,12 +129,6 @@ def data_folder(root: Path) -> DataFolder:
     if not files:
         raise SpecError(f"{root} has no data: expected *.jsonl, *.parquet, *.tsv, or the *.arrow of save_to_disk")
     return DataFolder(root, tuple(files))
-
-
-def _snapshot(root: Path) -> Path:
-    """Return the current snapshot of a repository's folder in the Hub's cache; another folder as it is."""
-    commit = root / "refs" / "main"
-    return root / "snapshots" / commit.read_text("utf-8").strip() if commit.is_file() else root
 
 
 def _is_other(file: DataFile, found: Collection[str]) -> bool:

@@ -125,7 +125,7 @@ def test_links_within_a_checkpoint_or_to_hub_blobs_are_accepted(folder: Path, tm
     (store / "blobs").mkdir()
     (snapshot / "config.json").rename(store / "blobs" / "abc")
     (snapshot / "config.json").symlink_to("../../blobs/abc")
-    for root in (folder, snapshot):
+    for root in (folder, snapshot, store):
         assert locate(make_spec(model=str(root), name="model").source).task.name == "text-classification"
 
 
