@@ -2,8 +2,8 @@
 
 Known are the layouts of BEIR (corpus.jsonl, queries.jsonl, qrels/test.tsv), of the repositories mteb/* and
 zeta-alpha-ai/Nano* (a folder of parquet files for each part), of NanoBEIR-en (a split for each of its sets), of
-Dataset.save_to_disk and DatasetDict.save_to_disk, and of a repository in the Hub's cache. The part, the subset and the
-split of a file are words of its path; mteb writes the part of a subset as one word, such as `de-corpus`.
+Dataset.save_to_disk and DatasetDict.save_to_disk, and of a repository in the Hub's cache. The subset, the part and the
+split of a file are words of its path in that order; mteb writes subset and part as one word, such as `de-corpus`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from builder.common.hub_cache import current_snapshot
 
 SUFFIXES = re.compile(r"\.(jsonl(\.gz)?|parquet|arrow|tsv)$")
 SHARD = re.compile(r"-\d{5}-of-\d{5}$")
-ROWS, CORPUS, QUERIES, QRELS, CANDIDATES = "rows", "corpus", "queries", "qrels", "candidates"
+ROWS, CORPUS, QUERIES, QRELS = "rows", "corpus", "queries", "qrels"
+CANDIDATES, INSTRUCTIONS = "candidates", "instructions"
 PARTS = {
     "corpus": CORPUS,
     "queries": QUERIES,
@@ -30,6 +31,7 @@ PARTS = {
     "qrels": QRELS,
     "top_ranked": CANDIDATES,
     "bm25": CANDIDATES,
+    "instruction": INSTRUCTIONS,
 }
 PART = re.compile(rf"(?:(?P<subset>.+)-)?(?P<part>{'|'.join(PARTS)})")
 WITHOUT_MEANING = ("data", "default")  # words of paths that name neither a part nor a split
@@ -142,13 +144,14 @@ def _is_other(file: DataFile, found: Collection[str]) -> bool:
 def _data_file(root: Path, path: Path) -> DataFile | None:
     """Return a file with its part, subset and split; None if its path has more words than that."""
     *folders, name = path.relative_to(root).parts
-    words = dict.fromkeys((*folders, SHARD.sub("", SUFFIXES.sub("", name))))
-    named = [match for word in words if (match := PART.fullmatch(word))]
-    rest = [word for word in words if not PART.fullmatch(word) and word not in WITHOUT_MEANING]
-    parts = list(dict.fromkeys(PARTS[match["part"]] for match in named))
-    subsets = [match["subset"] for match in named if match["subset"]]
-    if not parts and len(rest) == 2:
-        subsets, rest = rest[:1], rest[1:]
-    if len(parts) > 1 or len(subsets) > 1 or len(rest) > 1:
+    path_words = dict.fromkeys((*folders, SHARD.sub("", SUFFIXES.sub("", name))))
+    words = [word for word in path_words if word not in WITHOUT_MEANING]
+    named = {word: match for word in words if (match := PART.fullmatch(word))}
+    rest = [word for word in words if word not in named]
+    before = words.index(next(iter(named))) if named else len(rest) - 1  # of rows, the last word is the split
+    parts = list(dict.fromkeys(PARTS[match["part"]] for match in named.values()))
+    subsets = [*(match["subset"] for match in named.values() if match["subset"]), *rest[:before]]
+    splits = rest[before:]
+    if len(parts) > 1 or len(subsets) > 1 or len(splits) > 1:
         return None
-    return DataFile(path, parts[0] if parts else ROWS, "".join(subsets), "".join(rest))
+    return DataFile(path, parts[0] if parts else ROWS, "".join(subsets), "".join(splits))

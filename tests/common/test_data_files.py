@@ -12,7 +12,17 @@ import polars
 import pytest
 
 from builder.common.data_files import read_rows
-from builder.common.data_folders import CANDIDATES, CORPUS, QRELS, QUERIES, ROWS, data_digest, data_folder, read_parts
+from builder.common.data_folders import (
+    CANDIDATES,
+    CORPUS,
+    INSTRUCTIONS,
+    QRELS,
+    QUERIES,
+    ROWS,
+    data_digest,
+    data_folder,
+    read_parts,
+)
 from builder.common.errors import SpecError
 from builder.common.hashing import sha256_of
 
@@ -84,6 +94,7 @@ LAYOUTS = {
         QUERIES: "queries/test-00000-of-00001.parquet",
         QRELS: "data/test-00000-of-00001.parquet",
         CANDIDATES: "top_ranked/test-00000-of-00001.parquet",
+        INSTRUCTIONS: "instruction/test-00000-of-00001.parquet",
     },
     "mteb, own split of the corpus": {
         CORPUS: "corpus/corpus-00000-of-00001.parquet",
@@ -107,7 +118,7 @@ LAYOUTS = {
 def test_folders_have_parts(tmp_path: Path, layout: str) -> None:
     for part, name in LAYOUTS[layout].items():
         write(tmp_path / name, [{"part": part}])
-    write(tmp_path / "instructions" / "test.parquet", [{"part": "another"}])
+    write(tmp_path / "notes" / "test.parquet", [{"part": "another"}])
     write(tmp_path / "other" / "folder" / "test.jsonl", [{"part": "another"}])
     expected = {part: [{"part": part}] for part in LAYOUTS[layout]}
     selected = data_folder(tmp_path).select("train" if layout == "Nano" else "test")
@@ -137,6 +148,22 @@ def test_folder_with_parts_for_each_language(tmp_path: Path) -> None:
         QUERIES: [{"file": "de queries/test"}],
         QRELS: [{"file": "de qrels/test"}],
         CANDIDATES: [{"file": "de top_ranked/test"}],
+    }
+
+
+@pytest.mark.parametrize("one_corpus", [False, True])
+def test_beir_folder_for_each_language(tmp_path: Path, one_corpus: bool) -> None:
+    """Regression: their qrels were ignored, and the error said that there were none."""
+    corpora = {language: "corpus.jsonl" if one_corpus else f"{language}/corpus.jsonl" for language in ("de", "en")}
+    for language, corpus in corpora.items():
+        for name in (corpus, f"{language}/queries.jsonl", f"{language}/qrels/test.tsv", f"{language}/qrels/dev.tsv"):
+            write(tmp_path / name, [{"file": name}])
+    with pytest.raises(SpecError, match="--split: de/dev or de/test or en/dev or en/test"):
+        read_parts(tmp_path)
+    assert read_parts(tmp_path, "de/test") == {
+        CORPUS: [{"file": corpora["de"]}],
+        QUERIES: [{"file": "de/queries.jsonl"}],
+        QRELS: [{"file": "de/qrels/test.tsv"}],
     }
 
 

@@ -18,7 +18,7 @@ from builder.checkpoints.metrics import (
     score_similarity,
 )
 from builder.checkpoints.rankers import EmbeddingRanker, Ranker, Ranking
-from builder.common.data_folders import CANDIDATES, CORPUS, QRELS, QUERIES
+from builder.common.data_folders import CANDIDATES, CORPUS, INSTRUCTIONS, QRELS, QUERIES
 from builder.common.errors import SpecError
 
 NEGATIVES = "negative"  # prefix of the keys of texts that are not relevant: negative, negatives, negative_1, ...
@@ -120,7 +120,8 @@ def retrieval(ranker: Ranker, parts: Mapping[str, Sequence[Row]], limit: int | N
         if grade > 0:
             found = row["corpus-id"] if isinstance(row["corpus-id"], list) else [row["corpus-id"]]
             relevance.setdefault(str(row["query-id"]), {}).update(dict.fromkeys(map(str, found), grade))
-    queries = {_id(row): str(row["text"] or "").strip() for row in parts[QUERIES]}
+    instructions = {str(row["query-id"]): row["instruction"] for row in parts.get(INSTRUCTIONS, ())}
+    queries = {_id(row): _text_and_instruction(row, instructions) for row in parts[QUERIES]}
     names = [name for name, text in queries.items() if text and name in relevance][:limit]
     if not names or not corpus:
         raise SpecError("no query of the folder has a text and a relevant document: are the ids of one data set?")
@@ -129,6 +130,15 @@ def retrieval(ranker: Ranker, parts: Mapping[str, Sequence[Row]], limit: int | N
     if ranker.is_search:
         return _search(ranker, texts, corpus, relevance, note)
     return _rerank(ranker, texts, corpus, relevance, parts.get(CANDIDATES, ()), note)
+
+
+def _text_and_instruction(row: Row, instructions: Mapping[str, str]) -> str:
+    """Return the text of a query with its instruction, of its own row or another's, joined as mteb joins them.
+
+    Source: _create_dataloaders.py and abstasks/retrieval_dataset_loaders.py, mteb 2.
+    """
+    parts = (row["text"], instructions.get(_id(row), row.get("instruction")))
+    return " ".join(str(part) for part in parts if part).strip()
 
 
 def _search(

@@ -26,7 +26,7 @@ from builder.checkpoints.rankers import Ranking
 from builder.checkpoints.resolve import resolve
 from builder.checkpoints.tasks.base import encoder_task
 from builder.checkpoints.tokenizer import truncating
-from builder.common.data_folders import CANDIDATES, CORPUS, QRELS, QUERIES, ROWS, read_parts
+from builder.common.data_folders import CANDIDATES, CORPUS, INSTRUCTIONS, QRELS, QUERIES, ROWS, read_parts
 from builder.common.errors import SpecError
 from builder.common.samples import MORE_TEXTS, TEXTS
 from builder.options import make_spec
@@ -152,6 +152,15 @@ def test_limit_takes_the_first_queries_and_the_whole_corpus(embedder: Checkpoint
     evaluator = InformationRetrievalEvaluator(queries, CORPUS_TEXTS, RELEVANT, write_csv=False)
     expected = evaluator(SentenceTransformer(str(minilm()), device="cpu"))
     assert measured(embedder, folder(), 5)["nDCG@10"] == pytest.approx(expected["cosine_ndcg@10"], abs=1e-9)
+
+
+def test_instruction_of_a_query_follows_its_text(embedder: Checkpoint) -> None:
+    """Regression: mteb's folders of instructions were ignored, and their queries answered without them."""
+    parts = {**folder(), INSTRUCTIONS: [{"query-id": "q0", "instruction": "Name the year."}]}
+    samples = evaluation_of(embedder, parts, 2).data.samples
+    assert [sample["text_input"] for sample in samples[:2]] == [f"{TEXTS[0]} Name the year.", TEXTS[1]]
+    parts = {**folder(), QUERIES: [{"_id": "q0", "text": TEXTS[0], "instruction": "Name the year."}]}
+    assert evaluation_of(embedder, parts, 1).data.samples[0] == samples[0]
 
 
 @pytest.mark.parametrize("kind", ["negatives", "documents", "candidates"])
