@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from builder.building.adapters import add_adapter
-from builder.checkpoints.linear_layers import linear_layers
+from builder.checkpoints.linear_layers import head_layers, linear_layers
 from builder.checkpoints.lora import CONFIG, PREFIX, WEIGHTS
 from builder.repository.adapters import remove_adapter
 from builder.runtime.adapter_files import FOLDER, adapter_names
@@ -88,15 +88,26 @@ def save_lora(
     rank: int = 4,
     seed: int = 0,
     size: float = 0.3,
+    labels: int = 0,
     **fields: Any,
 ) -> Path:
-    """Save an adapter of `rank` for the layers whose names end in one of `targets`; `fields`: of its configuration."""
+    """Save an adapter of `rank` for the layers whose names end in one of `targets`; `fields`: of its configuration.
+
+    `labels`: of its own head, which a classifier's adapter saves as a whole; 0 for no head.
+    """
     generator, weights = torch.Generator().manual_seed(seed), {}
     for name, layer in linear_layers(model).items():
         if name.rpartition(".")[2] in targets:
             own = fields.get("rank_pattern", {}).get(name.rpartition(".")[2], rank)
             for part, shape in (("A", (own, layer.inputs)), ("B", (layer.outputs, own))):
                 weights[f"{PREFIX}{name}.lora_{part}.weight"] = torch.randn(shape, generator=generator) * size
+    heads = head_layers(model) if labels else {}
+    for name, layer in heads.items():
+        outputs = labels if name == list(heads)[-1] else layer.outputs
+        weights[f"{PREFIX}{name}.weight"] = torch.randn((outputs, layer.inputs), generator=generator) * size
+        weights[f"{PREFIX}{name}.bias"] = torch.randn(outputs, generator=generator) * size
+    if labels:
+        fields["modules_to_save"] = ["classifier", "score"]
     folder.mkdir(parents=True, exist_ok=True)
     save_file(weights, folder / WEIGHTS)
     write_configuration(folder, r=rank, target_modules=list(targets), **fields)

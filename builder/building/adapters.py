@@ -6,9 +6,12 @@ its matrices.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +23,7 @@ from builder.checkpoints.linear_layers import LinearLayer
 from builder.checkpoints.lora import LoraAdapter, merged, read_lora
 from builder.checkpoints.resolve import resolve
 from builder.checkpoints.tasks import find_task
-from builder.checkpoints.tasks.base import encoder_task
+from builder.checkpoints.tasks.base import encoder_task, head_size
 from builder.common.errors import CheckpointError, RepositoryError, VerificationError
 from builder.common.machine import working_cores
 from builder.engines.decoding import Executors, opened
@@ -34,7 +37,7 @@ from builder.repository.report.record import BuildReport, read_report
 from builder.runtime.contract import EncoderServing, GenerationServing, Serving
 from builder.runtime.encoder.executors import onnxruntime as encoding
 from builder.runtime.generation.executors.base import Executor, Geometry
-from builder.runtime.lora import LORA_A, LORA_B, LORA_ROWS, Adapter
+from builder.runtime.lora import LORA_A, LORA_B, LORA_HEAD, LORA_ROWS, Adapter
 
 FP32 = "fp32"  # the variant whose probabilities are PyTorch's
 
@@ -43,21 +46,29 @@ def add_adapter(repository: Path, model: str, name: str, source: str, base: str 
     """Add the adapter of the folder or Hub id `source` to `model`, or replace its adapter `name`.
 
     `base`: the checkpoint that the model was built from; None: the Hub id that its build.json names. If neither is
-    at hand, the answers are compared with nothing, and `verified` of the result is None.
+    at hand, a classifier's adapter is refused, others are compared with nothing, and `verified` of the result is None.
     Raises CheckpointError, RepositoryError, and VerificationError for wrong answers; nothing is written then.
     """
     folder, serving = adaptable_version(repository, model)
     assert serving.model is not None
-    layers, max_rank = _adaptable_layers(folder / serving.model)
+    layers, heads, max_rank = _adaptable_layers(folder / serving.model)
     if not layers:
         raise RepositoryError(f"{model} takes no adapters: they can change none of its layers")
     report = read_report(repository / model, folder.name)
-    adapter = read_lora(source, layers, max_rank, find_task(report.task).unused_weights)
+    adapter = read_lora(source, layers, max_rank, find_task(report.task).unused_weights, heads)
     matrices = matrices_by_input(adapter)
     about = AboutAdapter(adapter.source, adapter.revision, adapter.sha256, adapter.base, adapter.rank)
-    checkpoint = _base(report, serving, base)
+    checkpoint = _base(report, serving, base, heads)
+    parameters: dict[str, Any] = {}
+    if heads:
+        if checkpoint is None:
+            raise CheckpointError(
+                f"an adapter of {model}, a classifier, is read with its checkpoint: name that with --base"
+            )
+        own, parameters = _own_head(checkpoint, adapter, heads)
+        matrices |= own
     if checkpoint is not None:
-        served = Adapter(name, "", matrices)
+        served = Adapter(name, "", matrices, parameters)
         about = replace(about, verified=f"{checkpoint.source} in PyTorch, with the adapter merged")
         if isinstance(serving, EncoderServing):
             about = replace(about, error=_encoder_error(folder, serving, checkpoint, adapter, served))
@@ -65,16 +76,21 @@ def add_adapter(repository: Path, model: str, name: str, source: str, base: str 
             agreement = _compare(folder / serving.model, serving, checkpoint, adapter, served)
             _refuse_wrong(agreement, report, serving)
             about = replace(about, error=agreement.error, agreement=agreement.mean)
-    write_adapter(repository, model, name, matrices, about)
+    write_adapter(repository, model, name, matrices, about, parameters)
     return about
 
 
-def _adaptable_layers(graph: Path) -> tuple[dict[str, LinearLayer], int]:
-    """Return the layers of a graph that adapters may change, and the highest rank that these take."""
+def _adaptable_layers(graph: Path) -> tuple[dict[str, LinearLayer], dict[str, LinearLayer], int]:
+    """Return the layers of a graph that adapters may change, those of a head, and the highest rank that these take."""
     stacks = {name: tensor.shape for name, tensor in signature(graph).inputs.items()}
     names = [name.removeprefix(LORA_A) for name in stacks if name.startswith(LORA_A)]
     layers = {name: LinearLayer(stacks[f"{LORA_A}{name}"][1], stacks[f"{LORA_B}{name}"][2]) for name in names}
-    return layers, min((stacks[f"{LORA_A}{name}"][2] for name in names), default=0)
+    heads = {
+        name.removeprefix(LORA_HEAD): LinearLayer(shape[1] - 1, shape[2])
+        for name, shape in stacks.items()
+        if name.startswith(LORA_HEAD)
+    }
+    return layers, heads, min((stacks[f"{LORA_A}{name}"][2] for name in names), default=0)
 
 
 def matrices_by_input(adapter: LoraAdapter) -> dict[str, np.ndarray]:
@@ -86,7 +102,38 @@ def matrices_by_input(adapter: LoraAdapter) -> dict[str, np.ndarray]:
     return matrices
 
 
-def _base(report: BuildReport, serving: Serving, base: str | None) -> Checkpoint | None:
+def _own_head(
+    checkpoint: Checkpoint, adapter: LoraAdapter, heads: Iterable[str]
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Return the layers `heads` as the graph's stacks have them, and the parameters of the task with their labels.
+
+    Layers that the adapter lacks are the checkpoint's. Labels without names have, as in transformers, those of the
+    checkpoint, if it has as many, or else LABEL_0 and so on. Raises CheckpointError for a head that is incomplete.
+    """
+    untrained = [name for name in heads if checkpoint.headless and f"{name}.weight" not in adapter.head]
+    if untrained:
+        raise CheckpointError(
+            f"neither {adapter.source} nor {checkpoint.source} has the weights of {untrained[0]}: train the adapter "
+            f"with modules_to_save={json.dumps([untrained[0].split('.')[0]])}"
+        )
+    matrices, config = {}, deepcopy(checkpoint.config)
+    with merged(checkpoint.model, adapter):
+        for name in heads:
+            layer: Any = checkpoint.model.get_submodule(name)
+            weight = layer.weight.detach().numpy()
+            bias = np.zeros(len(weight), np.float32) if layer.bias is None else layer.bias.detach().numpy()
+            if len(bias) != len(weight):
+                raise CheckpointError(f"{adapter.source} has {len(weight)} labels, and {len(bias)} in {name}.bias")
+            matrices[f"{LORA_HEAD}{name}"] = np.vstack([weight.T, bias])
+        own = replace(checkpoint, config=config)
+        config.num_labels = head_size(own)
+        config.update(adapter.labels)
+        return matrices, encoder_task(checkpoint.task).parameters(own)
+
+
+def _base(
+    report: BuildReport, serving: Serving, base: str | None, heads: Mapping[str, LinearLayer]
+) -> Checkpoint | None:
     """Return the checkpoint that the model was built from; None if `base` does not say where, and it is not on the Hub.
 
     Raises CheckpointError for another one, and for a `base` that is not there.
@@ -100,6 +147,8 @@ def _base(report: BuildReport, serving: Serving, base: str | None) -> Checkpoint
         task=report.task,
         pooling=built.get("pooling"),
         max_length=serving.max_length if isinstance(serving, EncoderServing) else serving.arena.length,
+        adapters=1,
+        adapter_labels=[layer.outputs for layer in heads.values()][-1] if heads else None,
     )
     try:
         checkpoint = resolve(spec)

@@ -32,7 +32,7 @@ LIBRARIES = (*PACKAGES, "onnxscript", "onnx-ir", "safetensors", "sentencepiece")
 UNREAD = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack", ".ot", ".tflite", ".gguf", ".onnx"})
 
 ORDER = ("export", "reference", "fuse", "verify", "select")
-OF_ADAPTERS = ("adapters", "adapter_rank", "adapter_layers")
+OF_ADAPTERS = ("adapters", "adapter_rank", "adapter_layers", "adapter_labels")
 EXPORT = ("task", "target", "max_length", "pooling", "late_chunking", "beams", "max_answer", *OF_ADAPTERS)
 REFERENCE = (*EXPORT, "engine", "instances", "threads", "machine", "serving")
 EXACT = (*REFERENCE, "level", "triton", "executor", "gpu", "truncate")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ class CheckpointFiles:
     """Checkpoint on disk. `weights_sha256` identifies the weights; None where a commit of the Hub does.
 
     `gliner`: its settings, if GLiNER or GLiNER2 saved it; `config` is its encoder's then. `card`: its origin, from
-    its card.
+    its card. `headless`: the head has random weights, which adapters replace.
     """
 
     source: str
@@ -39,6 +39,7 @@ class CheckpointFiles:
     sentence: SentenceModules | None
     gliner: GlinerSettings | Gliner2Settings | None
     card: Mapping[str, list[str]]
+    headless: bool = field(default=False, kw_only=True)
 
     @property
     def family(self) -> str:

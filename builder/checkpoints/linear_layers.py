@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from transformers import PreTrainedModel
@@ -18,6 +20,9 @@ class LinearLayer:
     transposed: bool = False
 
 
+NO_LAYERS: Mapping[str, LinearLayer] = MappingProxyType({})
+
+
 def linear_layers(model: PreTrainedModel) -> dict[str, LinearLayer]:
     """Return the linear layers of `model` by name, except its output matrix."""
     head, layers = model.get_output_embeddings(), {}
@@ -30,3 +35,11 @@ def linear_layers(model: PreTrainedModel) -> dict[str, LinearLayer]:
             inputs, outputs = module.weight.shape
             layers[name] = LinearLayer(inputs, outputs, transposed=True)
     return layers
+
+
+def head_layers(model: PreTrainedModel) -> dict[str, LinearLayer]:
+    """Return the linear layers of a classifier after its base model, by name; the last one makes the logits."""
+    if model.base_model is model or model.get_output_embeddings() is not None:
+        return {}
+    inside = f"{model.base_model_prefix}."
+    return {name: layer for name, layer in linear_layers(model).items() if not name.startswith(inside)}

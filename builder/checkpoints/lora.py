@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,8 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from builder.checkpoints.fetch import fetch, refuse_damaged
-from builder.checkpoints.linear_layers import LinearLayer, linear_layers
+from builder.checkpoints.json_files import read_json
+from builder.checkpoints.linear_layers import NO_LAYERS, LinearLayer, linear_layers
 from builder.checkpoints.untrusted import refuse_files
 from builder.common.errors import CheckpointError
 from builder.common.hashing import sha256_of
@@ -32,6 +33,8 @@ KEY = re.compile(rf"{re.escape(PREFIX)}(.+)\.lora_([AB])\.weight")
 # Fields that are read here, or change nothing of an adapter that is trained. `init_lora_weights` and `bias` have values
 # that do: PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA change the model's own matrices as well.
 READ = ("peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "base_model_name_or_path")
+OF_HEADS = "modules_to_save"  # read where the model has a head that adapters may replace
+LABELS = ("id2label", "problem_type")  # of a config.json beside the adapter: PEFT itself writes none
 WITHOUT_EFFECT = (
     "task_type", "auto_mapping", "peft_version", "revision", "inference_mode", "target_modules", "exclude_modules",
     "lora_dropout", "fan_in_fan_out", "layers_to_transform", "layers_pattern", "megatron_core", "runtime_config",
@@ -51,13 +54,19 @@ class LoraLayer:
 
 @dataclass(frozen=True)
 class LoraAdapter:
-    """Adapter: its `layers` by name, and where it is from. `base`: the model that it was trained on, as PEFT noted."""
+    """Adapter: its `layers` by name, and where it is from. `base`: the model that it was trained on, as PEFT noted.
+
+    `head`: parameters of its own head, by name: (outputs, inputs) and (outputs,). `labels`: settings of a configuration
+    that name them.
+    """
 
     source: str
     revision: str | None
     sha256: str
     base: str | None
     layers: Mapping[str, LoraLayer]
+    head: Mapping[str, np.ndarray]
+    labels: Mapping[str, Any]
 
     @property
     def rank(self) -> int:
@@ -66,11 +75,16 @@ class LoraAdapter:
 
 
 def read_lora(
-    source: str, layers: Mapping[str, LinearLayer], max_rank: int, unread: tuple[str, ...] = ()
+    source: str,
+    layers: Mapping[str, LinearLayer],
+    max_rank: int,
+    unread: tuple[str, ...] = (),
+    heads: Mapping[str, LinearLayer] = NO_LAYERS,
 ) -> LoraAdapter:
     """Read the adapter in a folder or of a Hub id, for a model in which adapters of `max_rank` may change `layers`.
 
-    Layers whose names begin with one of `unread` change no answer and are left out.
+    Layers whose names begin with one of `unread` change no answer and are left out. `heads`: layers of the head, which
+    it may replace; the last one with as many outputs at most.
     Raises CheckpointError for an adapter that the graph cannot express.
     """
     folder, revision = fetch(source, None, weights=True)
@@ -79,8 +93,11 @@ def read_lora(
     if missing:
         raise CheckpointError(f"{source} has no {missing[0]}; expected an adapter as PEFT's save_pretrained writes it")
     refuse_damaged([folder / WEIGHTS], source)
-    config = _read_config(folder / CONFIG, source)
+    config = _read_config(folder / CONFIG, source, (*READ, OF_HEADS) if heads else READ)
     matrices = {name: tensor.float().numpy() for name, tensor in load_file(folder / WEIGHTS).items()}
+    parameters = [f"{name}.{kind}" for name in heads for kind in ("weight", "bias")]
+    head = {name: matrices.pop(key) for name in parameters if (key := f"{PREFIX}{name}") in matrices}
+    _refuse_head(source, head, heads)
     names = [name for name in _layer_names(matrices, source) if not name.startswith(unread)]
     if not names:
         raise CheckpointError(f"{source} changes {' and '.join(unread)} alone, which no answer of this task reads")
@@ -90,14 +107,17 @@ def read_lora(
         _refuse_misfit(source, name, a, b, layers, max_rank)
         read[name] = LoraLayer(a, b, _scale(source, name, len(a), config))
     label = source.rstrip("/") if revision else folder.resolve().name
-    return LoraAdapter(label, revision, sha256_of(folder / WEIGHTS), config.get("base_model_name_or_path"), read)
+    labels = _read_labels(folder / "config.json") if heads else {}
+    base = config.get("base_model_name_or_path")
+    return LoraAdapter(label, revision, sha256_of(folder / WEIGHTS), base, read, head, labels)
 
 
 @contextmanager
 def merged(model: PreTrainedModel, adapter: LoraAdapter) -> Iterator[None]:
     """Add the adapter to the matrices of `model` for the block, as PEFT's `merge_adapter` does."""
     layers, before = linear_layers(model), {}
-    with torch.no_grad():
+    own = {name: torch.nn.Parameter(torch.from_numpy(values)) for name, values in adapter.head.items()}
+    with torch.no_grad(), _replaced(model, own):
         for name, layer in adapter.layers.items():
             weight = model.get_submodule(name).weight
             assert isinstance(weight, torch.nn.Parameter)
@@ -111,8 +131,25 @@ def merged(model: PreTrainedModel, adapter: LoraAdapter) -> Iterator[None]:
                 model.get_submodule(name).weight.copy_(values)
 
 
-def _read_config(path: Path, source: str) -> dict[str, Any]:
-    """Return the configuration. Raises CheckpointError for a field with an effect that the graph does not have."""
+@contextmanager
+def _replaced(model: PreTrainedModel, parameters: Mapping[str, torch.nn.Parameter]) -> Iterator[None]:
+    """Use `parameters`, which may have other shapes, instead of those of these names for the block."""
+    places = {name: (model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in parameters}
+    before = {name: getattr(*place) for name, place in places.items()}
+    try:
+        for name, place in places.items():
+            setattr(*place, parameters[name])
+        yield
+    finally:
+        for name, place in places.items():
+            setattr(*place, before[name])
+
+
+def _read_config(path: Path, source: str, read: Sequence[str]) -> dict[str, Any]:
+    """Return the configuration, of which the fields `read` are used.
+
+    Raises CheckpointError for another field with an effect that the graph does not have.
+    """
     try:
         config = json.loads(path.read_text("utf-8"))
     except ValueError as error:
@@ -124,13 +161,42 @@ def _read_config(path: Path, source: str) -> dict[str, Any]:
         if field in HARMLESS:
             is_usable = value in HARMLESS[field]
         else:
-            is_usable = field in READ or field in WITHOUT_EFFECT or not value
+            is_usable = field in read or field in WITHOUT_EFFECT or not value
         if not is_usable:
             raise CheckpointError(
                 f"{source} has {field}={json.dumps(value)[:60]} in its {CONFIG}, which is not served here; merge the "
                 "adapter into its model instead: PeftModel.from_pretrained(...).merge_and_unload()"
             )
     return config
+
+
+def _refuse_head(source: str, head: Mapping[str, np.ndarray], heads: Mapping[str, LinearLayer]) -> None:
+    """Raise CheckpointError unless the parameters `head` are finite and fit the layers `heads`."""
+    for name, values in head.items():
+        layer, kind = name.rpartition(".")[::2]
+        own, is_last = heads[layer], layer == list(heads)[-1]
+        outputs = values.shape[0] if values.ndim else 0
+        if is_last and outputs > own.outputs:
+            raise CheckpointError(
+                f"{source} has {outputs} labels, and the model was built for at most {own.outputs}: build it with "
+                f"--adapter-labels {outputs}"
+            )
+        expected = (outputs if is_last else own.outputs, *([own.inputs] if kind == "weight" else []))
+        if not outputs or values.shape != expected:
+            raise CheckpointError(
+                f"{source} has {name} of shape {values.shape}, and the model needs {expected}: it is for another model"
+            )
+        if not np.isfinite(values).all():
+            raise CheckpointError(f"{source} has numbers in {name} that are not finite: it is damaged")
+
+
+def _read_labels(path: Path) -> dict[str, Any]:
+    """Return the settings LABELS of the configuration `path`, which may be absent. Raises CheckpointError."""
+    found = {name: value for name, value in read_json(path, {}).items() if name in LABELS}
+    names = found.get("id2label", {})
+    if not isinstance(names, dict) or not all(key.isdigit() for key in names):
+        raise CheckpointError(f"{path} has the id2label {json.dumps(names)[:60]}; expected names by number")
+    return found
 
 
 def _layer_names(matrices: Mapping[str, np.ndarray], source: str) -> list[str]:
@@ -141,7 +207,7 @@ def _layer_names(matrices: Mapping[str, np.ndarray], source: str) -> list[str]:
         if match is None:
             raise CheckpointError(
                 f"{source} has the weight {name}; expected {PREFIX}LAYER.lora_A.weight and .lora_B.weight alone, for "
-                "embeddings and whole layers (modules_to_save) are not served as adapters"
+                "embeddings and whole layers (modules_to_save), but a classifier's head, are not served as adapters"
             )
         found.setdefault(match[1], set()).add(match[2])
     incomplete = [name for name, parts in found.items() if parts != {"A", "B"}]

@@ -85,7 +85,8 @@ def _forget_implementations(config: PreTrainedConfig) -> None:
 def load_model(files: CheckpointFiles) -> tuple[PreTrainedModel, StoredWeights | None]:
     """Load the task's model class in fp32, every weight of it from the checkpoint, and the grids of its matrices.
 
-    If the task has use for text alone, load the part for text of a model that reads images or audio too. Raises
+    A checkpoint without a head, which adapters replace, gets the same random one each time. If the task has use for
+    text alone, load the part for text of a model that reads images or audio too. Raises
     CheckpointError, and RepositoryError for a full disk.
     """
     task, config = files.task, files.config
@@ -93,7 +94,8 @@ def load_model(files: CheckpointFiles) -> tuple[PreTrainedModel, StoredWeights |
         return load_static(config, files.folder), None
     kind, is_part = _model_class(task, config), _is_part(task, config)
     try:
-        with without_missing_libraries(config):
+        with without_missing_libraries(config), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # of a head that the checkpoint need not have
             model, info, grids = _loaded(kind, files)
     except BuilderError:
         raise
@@ -101,6 +103,8 @@ def load_model(files: CheckpointFiles) -> tuple[PreTrainedModel, StoredWeights |
         why = why_not_loaded(kind, config, error)
         raise CheckpointError(f"the checkpoint does not load for {task.name}: {why}") from error
     missing = sorted(key for key in info["missing_keys"] if not key.startswith(task.unused_weights))
+    if files.headless:
+        missing = [key for key in missing if key.startswith(f"{model.base_model_prefix}.")]
     if is_part and not missing:
         model = text_part(model)
     mismatched = sorted(str(key) for key in info.get("mismatched_keys", ()))

@@ -68,6 +68,9 @@ def locate(source: Source, weights: bool = True) -> CheckpointFiles:
         raise CheckpointError(
             f"{source.model} is a checkpoint of {gliner.library} and cannot be served for {task.name}; leave --task out"
         )
+    headless = source.adapter_labels is not None and not task.claims(config, saved_by)
+    if headless:
+        config.num_labels = source.adapter_labels
     found = CheckpointFiles(
         source=source.model.rstrip("/") if revision else root.resolve().name,
         revision=revision,
@@ -80,6 +83,7 @@ def locate(source: Source, weights: bool = True) -> CheckpointFiles:
         sentence=sentence,
         gliner=gliner,
         card=read_card(root),
+        headless=headless,
     )
     return found.task.prepare(found)
 

@@ -69,7 +69,9 @@ class BuildSpec(Choices):
             )
         if self.beams is not None and self.beams > self.slots:
             raise ValueError(f"a search of {self.beams} beams needs as many slots; --slots is {self.slots}: raise it")
-        of_adapters = [name for name in ("adapter_rank", "adapter_layers") if name in self.model_fields_set]
+        of_adapters = [
+            name for name in ("adapter_rank", "adapter_layers", "adapter_labels") if name in self.model_fields_set
+        ]
         if of_adapters and not self.adapters:
             option = of_adapters[0].replace("_", "-")
             raise ValueError(f"--{option} needs --adapters, how many may answer at once")
@@ -194,7 +196,8 @@ class BuildSpec(Choices):
     @property
     def source(self) -> Source:
         """Source of the checkpoint."""
-        return Source(self.model, self.revision, self.task, self.max_length, self.pooling, self.late_chunking)
+        own = self.model, self.revision, self.task, self.max_length, self.pooling, self.late_chunking
+        return Source(*own, self.adapter_labels)
 
     @property
     def draft_source(self) -> Source | None:

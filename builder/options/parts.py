@@ -12,6 +12,7 @@ class Source:
     """`model`: a Hub id or a local folder; the rest is None if the checkpoint itself decides.
 
     `late_chunking`: an embedder's graph returns the vectors of tokens, for the front to pool.
+    `adapter_labels`: most labels of an adapter's head, which a classifier's checkpoint need not have itself then.
     """
 
     model: str
@@ -20,6 +21,7 @@ class Source:
     max_length: int | None = None
     pooling: str | None = None
     late_chunking: bool = False
+    adapter_labels: int | None = None
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,16 @@ from builder.common.errors import RepositoryError
 from builder.repository.config.render import CONFIG, has_input, parse
 from builder.repository.transaction import changing
 from builder.repository.versions import require_front, served_number
-from builder.runtime.adapter_files import ABOUT, ADAPTER, FOLDER, NAME, SUFFIX, adapter_arrays, adapter_names
+from builder.runtime.adapter_files import (
+    ABOUT,
+    ADAPTER,
+    FOLDER,
+    NAME,
+    PARAMETERS,
+    SUFFIX,
+    adapter_arrays,
+    adapter_names,
+)
 from builder.runtime.contract import ContractError, Serving, load
 
 
@@ -58,13 +68,23 @@ def adaptable_version(repository: Path, model: str) -> tuple[Path, Serving]:
 
 
 def write_adapter(
-    repository: Path, model: str, name: str, matrices: Mapping[str, np.ndarray], about: AboutAdapter
+    repository: Path,
+    model: str,
+    name: str,
+    matrices: Mapping[str, np.ndarray],
+    about: AboutAdapter,
+    parameters: Mapping[str, Any],
 ) -> None:
-    """Put an adapter beside the versions of `model`, in place of one of that name. Raises RepositoryError."""
+    """Put an adapter beside the versions of `model`, in place of one of that name. Raises RepositoryError.
+
+    `parameters`: of the task, where the adapter's own head changes them.
+    """
     if not NAME.fullmatch(name):
         raise RepositoryError(f"{name!r} is not a name of an adapter: use up to 100 letters, digits, '.', '_' and '-'")
     stream = io.BytesIO()
-    np.savez(stream, **{ABOUT: np.array(json.dumps(asdict(about)))}, **matrices)  # type: ignore[arg-type]
+    texts = {ABOUT: asdict(about), **({PARAMETERS: parameters} if parameters else {})}
+    arrays = {key: np.array(json.dumps(text)) for key, text in texts.items()}
+    np.savez(stream, **arrays, **matrices)  # type: ignore[arg-type]
     with changing(repository, model) as change:
         path = _path(repository, model, name)
         path.parent.mkdir(exist_ok=True)

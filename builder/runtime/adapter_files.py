@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import re
 import zipfile
 import zlib
@@ -19,12 +20,13 @@ from typing import Any
 import numpy as np
 
 from .fields import Field, InputError
-from .lora import LORA_A, LORA_B, Adapter, LoraStacks
+from .lora import STACKS, Adapter, LoraStacks
 
 ADAPTER = Field("lora_name", "TYPE_STRING", optional=True)  # input of a model built with --adapters
 FOLDER = "adapters"  # beside the version folders
 SUFFIX = ".npz"
 ABOUT = "about"  # array of a file beside its matrices: where the adapter is from, as JSON
+PARAMETERS = "parameters"  # array of a file: those of the task, such as the labels of the adapter's own head, as JSON
 ALL_ADAPTERS = "*"  # asks a model for the names of its adapters
 ADD_AGAIN = "The operator of the model can add it again with build-repo adapter"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")  # short enough for the name of a file
@@ -39,8 +41,9 @@ def read_adapter(path: Path) -> Adapter:
     """Read one adapter. Raises OSError, and ValueError for a damaged file."""
     content = path.read_bytes()
     with adapter_arrays(content) as arrays:
-        matrices = {name: arrays[name] for name in arrays.files if name.startswith((LORA_A, LORA_B))}
-    return Adapter(path.stem, hashlib.sha256(content).hexdigest(), matrices)
+        matrices = {name: arrays[name] for name in arrays.files if name.startswith(STACKS)}
+        parameters = json.loads(str(arrays[PARAMETERS])) if PARAMETERS in arrays.files else {}
+    return Adapter(path.stem, hashlib.sha256(content).hexdigest(), matrices, parameters)
 
 
 @contextmanager

@@ -1,30 +1,35 @@
 """Keep the LoRA matrices of a graph's linear layers, stacked by adapter, and the adapter of each row or slot.
 
 The graph adds x @ A[row] @ B[row] to the answer of each such layer, with `row` chosen by a row of the call
-(builder/graphs/export/lora.py). Row 0 of a stack has zeros: no adapter. Knows shapes; knows no engine and no files.
+(builder/graphs/export/lora.py). Row 0 of a stack has zeros: no adapter. The layers of a classifier's head are replaced
+by those of the row's adapter. Knows shapes; knows no engine and no files.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 LORA_ROWS = "lora_rows"  # input of a graph: which row of the stacks each row of a call uses, (batch,) int64
 LORA_A, LORA_B = "lora_a.", "lora_b."  # its stacks, each with the name of a layer: (rows, in, rank), (rows, rank, out)
+LORA_HEAD = "lora_head."  # stack of a layer of the head: (rows, in + 1, out), a matrix with its bias as the last row
+STACKS = (LORA_A, LORA_B, LORA_HEAD)
 
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
     """LoRA matrices by input of the graph: A is (in, rank) and B, with the scale, (rank, out), float32.
 
-    `digest`: identifies the matrices, whatever their `name`.
+    `digest`: identifies the matrices, whatever their `name`. `parameters`: of the task, if its own head has others.
     """
 
     name: str
     digest: str
     matrices: "Mapping[str, np.ndarray]"
+    parameters: "Mapping[str, Any]" = field(default_factory=dict)
 
 
 class LoraStacks:
@@ -42,21 +47,26 @@ class LoraStacks:
     @classmethod
     def of(cls, shapes: "Iterable[tuple[str, Sequence[int]]]", slots: int = 0) -> "LoraStacks | None":
         """Return stacks for the inputs of a graph, (name, shape) each; None if it takes no adapters."""
-        stacks = {name: shape for name, shape in shapes if name.startswith((LORA_A, LORA_B))}
+        stacks = {name: shape for name, shape in shapes if name.startswith(STACKS)}
         return cls(stacks, slots) if stacks else None
 
     def misfit(self, adapter: Adapter) -> "str | None":
         """Return why `adapter` does not fit the stacks; None if it does."""
+        headless = [name for name in self.tensors if name.startswith(LORA_HEAD) and name not in adapter.matrices]
+        if headless:
+            return f"it has no {headless[0][len(LORA_HEAD) :]}, which this version takes from the adapter"
         for name, matrix in adapter.matrices.items():
-            layer = name[len(LORA_A) :]
+            layer = name.split(".", 1)[1]
             if name not in self.tensors:
                 return f"it changes {layer}, which adapters of this version of the model cannot"
             _, *largest = self.tensors[name].shape
-            rank, width = (1, 0) if name.startswith(LORA_A) else (0, 1)
+            rank, width = (0, 1) if name.startswith(LORA_B) else (1, 0)
             if matrix.shape[width] != largest[width]:
                 return f"its {layer} has {matrix.shape[width]} numbers, and that of this version has {largest[width]}"
             if matrix.shape[rank] > largest[rank]:
-                return f"it has rank {matrix.shape[rank]} in {layer}, and this version takes at most {largest[rank]}"
+                size = matrix.shape[rank]
+                has = f"{size} labels" if name.startswith(LORA_HEAD) else f"rank {size}"
+                return f"it has {has} in {layer}, and this version takes at most {largest[rank]}"
         return None
 
     def activate(self, adapter: "Adapter | None", running: "Collection[str]") -> "int | None":

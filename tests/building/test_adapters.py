@@ -237,6 +237,8 @@ def test_verb_adds_shows_and_removes_adapters(clean: Built, capsys: pytest.Captu
         ({"target": "cuda", "precision": "fp16"}, "--adapters is for --engine onnxruntime, in process on the CPU"),
         ({"adapters": 0, "adapter_rank": 8}, "--adapter-rank needs --adapters"),
         ({"adapters": 0, "adapter_layers": "q_proj"}, "--adapter-layers needs --adapters"),
+        ({"adapter_labels": 3}, "--adapter-labels"),
+        ({"adapters": 0, "adapter_labels": 3}, "--adapter-labels needs --adapters"),
         (
             {"adapters": 512, "adapter_rank": 512, "machine": {"memory_gb": 1}},
             "the cache and the adapters need .* 512 adapters of rank 512.* lower --adapters",

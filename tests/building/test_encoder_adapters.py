@@ -201,6 +201,7 @@ def test_adapter_of_layers_that_no_answer_reads_is_refused(clean: Built, tmp_pat
         ({"level": "O3"}, "--adapters does not go with --level O3"),
         ({"prune": 0.25}, "--adapters does not go with --prune"),
         ({"late_chunking": True}, "--adapters does not go with --late-chunking"),
+        ({"adapter_labels": 3}, "--adapter-labels is for classification; feature-extraction has no labels"),
         ({"serving": {"response_cache": True}}, "--adapters does not go with serving.response_cache"),
         ({"adapters": 512, "adapter_rank": 512, "machine": {"memory_gb": 1}}, "the adapters need .* lower --adapters"),
         ({"adapter_layers": "query,nothing"}, "names nothing, which adapters cannot change; .* dense, key"),
@@ -252,7 +253,7 @@ def test_adaptable_layers_of_a_failing_model_are_an_export_error(
 
 def test_build_refuses_adapters_of_other_encoder_tasks(tmp_path: Path) -> None:
     checkpoint = make_checkpoint(tmp_path / "checkpoint", "bert", "fill-mask")
-    with pytest.raises(BuilderError, match="--adapters is for text generation and embeddings; fill-mask takes none"):
+    with pytest.raises(BuilderError, match=r"--adapters is for text generation, embeddings, .*; fill-mask takes none"):
         build(make_spec(model=str(checkpoint), output=tmp_path / "out", adapters=1))
 
 

@@ -65,7 +65,13 @@ def refuse_options(spec: BuildSpec, family_options: Sequence[str], family: str) 
     `family_options`: further options that are given and that this family refuses.
     """
     unusable = given_options(
-        spec, "--pooling", "--late-chunking", "--truncate", "--instances (use --slots)", "--max-queue-delay-us"
+        spec,
+        "--pooling",
+        "--late-chunking",
+        "--adapter-labels",
+        "--truncate",
+        "--instances (use --slots)",
+        "--max-queue-delay-us",
     )
     if spec.target == "cpu" and spec.precision not in PRECISIONS:
         unusable.append(f"--precision {spec.precision} (it has {', '.join(PRECISIONS)})")

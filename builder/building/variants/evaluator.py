@@ -37,7 +37,8 @@ from builder.runtime.adapter_files import ADAPTER
 from builder.runtime.contract import FILE, Alike, EncoderServing, dump
 from builder.runtime.encoder.call_inputs import TASK
 from builder.runtime.encoder.pipeline import Pipeline
-from builder.runtime.encoder.task import CLASS_SCORES
+from builder.runtime.encoder.scores import CLASS_SCORES
+from builder.runtime.encoder.task import HEADLESS, OWN_LABELS
 from builder.runtime.fields import Field, InputError
 
 MAX_QUICK_WEIGHTS = 200_000_000  # bytes: such a model answers a hundred further texts in seconds
@@ -252,6 +253,10 @@ def make_evaluator(
         parameters[CLASS_SCORES] = True
         files[LABELS] = "".join(f"{label}\n" for label in parameters["labels"]).encode()
     constraint = batching_constraint(module, rows_of(checkpoint), checkpoint.max_length)
+    if spec.adapters and task.has_class_scores:
+        parameters |= {CLASS_SCORES: True, OWN_LABELS: True}
+    if checkpoint.headless:
+        parameters[HEADLESS] = True
     serving = _serving(spec, checkpoint, graph, constraint, parameters, shares_prefixes)
     tokenizer = tokenizer_json(checkpoint.tokenizer)
     front = folder / "front"

@@ -302,3 +302,9 @@ def label_list(config: PreTrainedConfig, labels: int) -> list[str]:
             f"id2label of config.json has a label with control characters: {unprintable!r}; rename it"
         )
     return [names[index] for index in range(labels)]
+
+
+def head_size(checkpoint: Checkpoint) -> int:
+    """Return how many outputs the checkpoint's classification head has, from a run of it."""
+    with torch.no_grad():
+        return int(checkpoint.model(**probe(checkpoint)).logits.shape[-1])

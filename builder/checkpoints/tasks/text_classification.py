@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.distances import PairedNumbers, paired_scores
 from builder.checkpoints.metrics import score_labels
-from builder.checkpoints.tasks.base import Answer, EncoderTask, Sample, label_list, pipeline_of, probe
+from builder.checkpoints.tasks.base import Answer, EncoderTask, Sample, head_size, label_list, pipeline_of
 from builder.common.samples import MORE_TEXTS, TEXTS
 
 
@@ -23,6 +21,7 @@ class TextClassification(EncoderTask):
     metric = "label agreement"
     threshold = 0.99
     has_class_scores = True
+    takes_adapters = True
     labels = ("label",)
     samples = tuple({"text_input": text} for text in TEXTS)
     more_samples = tuple({"text_input": text} for text in MORE_TEXTS)
@@ -56,12 +55,6 @@ class TextClassification(EncoderTask):
     def score(self, samples: Sequence[Sample], answers: Sequence[Answer]) -> dict[str, float]:
         """Score against labels: `label`, the right label."""
         return score_labels([str(sample["label"]) for sample in samples], [str(a["label"][0]) for a in answers])
-
-
-def head_size(checkpoint: Checkpoint) -> int:
-    """Return how many outputs the checkpoint's classification head has, from a run of it."""
-    with torch.no_grad():
-        return int(checkpoint.model(**probe(checkpoint)).logits.shape[-1])
 
 
 TASK = TextClassification()

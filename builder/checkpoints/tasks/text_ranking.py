@@ -24,10 +24,11 @@ from builder.checkpoints.tasks.base import (
     Sample,
     TaskGraph,
     find_auto_class,
+    head_size,
     model_class_names,
     once_a_checkpoint,
 )
-from builder.checkpoints.tasks.text_classification import TextClassification, head_size
+from builder.checkpoints.tasks.text_classification import TextClassification
 from builder.common.errors import CheckpointError
 from builder.common.samples import MORE_TEXTS, TEXTS
 
@@ -60,6 +61,7 @@ def _graded(texts: Sequence[str], at: int, count: int) -> Sample:
 class TextRanking(TextClassification):
     name = "text-ranking"
     has_class_scores = False
+    takes_adapters = False
     precedence = 3
     rows_begin_alike = True
     metric = "rank correlation"

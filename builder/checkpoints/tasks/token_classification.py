@@ -19,10 +19,10 @@ from builder.checkpoints.tasks.base import (
     Answer,
     EncoderTask,
     Sample,
+    head_size,
     label_list,
     once_a_checkpoint,
     pipeline_of,
-    probe,
 )
 from builder.checkpoints.transitions import read_transition_biases
 from builder.common.samples import MORE_TEXTS, TEXTS
@@ -34,6 +34,7 @@ class TokenClassification(EncoderTask):
     name = "token-classification"
     head = "token-classification"
     precedence = 1
+    takes_adapters = True
     metric = "token label agreement"
     threshold = 0.99
     labels = ("entities",)
@@ -42,9 +43,7 @@ class TokenClassification(EncoderTask):
 
     def parameters(self, checkpoint: Checkpoint) -> dict[str, Any]:
         tokenizer = checkpoint.tokenizer
-        with torch.no_grad():
-            outputs = checkpoint.model(**probe(checkpoint)).logits.shape[-1]
-        labels = label_list(checkpoint.config, outputs)
+        labels = label_list(checkpoint.config, head_size(checkpoint))
         biases = {} if tags_of(labels) is None else {"transition_biases": read_transition_biases(checkpoint.folder)}
         return {
             "labels": labels,

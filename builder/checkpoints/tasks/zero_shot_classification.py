@@ -7,8 +7,8 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from builder.checkpoints.checkpoint import Checkpoint
-from builder.checkpoints.tasks.base import Answer, Sample, pipeline_of
-from builder.checkpoints.tasks.text_classification import TextClassification, head_size
+from builder.checkpoints.tasks.base import Answer, Sample, head_size, pipeline_of
+from builder.checkpoints.tasks.text_classification import TextClassification
 from builder.common.errors import CheckpointError
 from builder.common.samples import MORE_TEXTS, TEXTS
 
@@ -18,6 +18,7 @@ LABELS = ["business", "travel", "science", "food"]
 class ZeroShotClassification(TextClassification):
     name = "zero-shot-classification"
     has_class_scores = False
+    takes_adapters = False
     samples = tuple({"text_input": text, "candidate_labels": LABELS} for text in TEXTS[:24])
     more_samples = tuple({"text_input": text, "candidate_labels": LABELS} for text in MORE_TEXTS)
 

@@ -17,6 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from builder.checkpoints.checkpoint import Checkpoint
+from builder.checkpoints.linear_layers import head_layers
 from builder.checkpoints.tasks.base import TaskGraph, encoder_task
 from builder.common.errors import ExportError
 from builder.common.workplace import find_disk_full_error
@@ -24,7 +25,13 @@ from builder.graphs.export.architectures import fused_attention
 from builder.graphs.export.attention import ONNXRUNTIME, UNFUSED
 from builder.graphs.export.chosen_experts import chosen_experts
 from builder.graphs.export.failure import reason
-from builder.graphs.export.lora import AdapterCapacity, adaptable_layers, adding_lora, drop_unread_stacks
+from builder.graphs.export.lora import (
+    AdapterCapacity,
+    adaptable_layers,
+    adding_lora,
+    drop_unread_stacks,
+    replacing_heads,
+)
 from builder.graphs.export.program import export_graph
 from builder.graphs.export.recurrence import recurrent_operators
 from builder.graphs.export.rows import TASK_INPUTS, Rows, rows_of
@@ -34,7 +41,7 @@ from builder.graphs.onnx.experts import order_experts
 from builder.graphs.onnx.graph import MODEL_FILE, Graph
 from builder.graphs.onnx.operators import ATTENTION, CACHED_ATTENTION
 from builder.runtime.encoder.call_inputs import TOKEN_SOURCES
-from builder.runtime.lora import LORA_A, LORA_ROWS
+from builder.runtime.lora import LORA_A, LORA_HEAD, LORA_ROWS
 
 EXAMPLE = (7, 5)  # tokens of each row of the example: sizes that no axis is specialised on
 NO_STACKS: Mapping[str, tuple[int, ...]] = MappingProxyType({})
@@ -56,15 +63,22 @@ class Export:
 
 
 class AdaptedGraph(torch.nn.Module):
-    """`task` with LoRA in the `layers` of its model; the row of the stacks for each row, and A and B, come last."""
+    """`task` with adapters in its model; the row of the stacks for each row, and the `stacks`, come last."""
 
-    def __init__(self, task: TaskGraph, layers: Sequence[str]) -> None:
+    def __init__(self, task: TaskGraph, stacks: Sequence[str]) -> None:
         super().__init__()
-        self.task, self.layers = task, tuple(layers)
+        self.task = task
+        self.layers = [name.removeprefix(LORA_A) for name in stacks if name.startswith(LORA_A)]
+        self.heads = [name.removeprefix(LORA_HEAD) for name in stacks if name.startswith(LORA_HEAD)]
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         own = len(self.task.inputs)
-        with adding_lora(self.task.model, self.layers, tensors[own:]):
+        lora = own + 1 + 2 * len(self.layers)
+        heads = dict(zip(self.heads, tensors[lora:], strict=True))
+        with (
+            adding_lora(self.task.model, self.layers, tensors[own:lora]),
+            replacing_heads(self.task.model, heads, tensors[own]),
+        ):
             outputs: tuple[torch.Tensor, ...] = self.task(*tensors[:own])
         return outputs
 
@@ -108,7 +122,7 @@ def _stacks(checkpoint: Checkpoint, module: TaskGraph, capacity: AdapterCapacity
     if capacity is None:
         return {}
     try:
-        return {**capacity.shapes(adaptable_layers(module.model))}
+        return {**capacity.shapes(adaptable_layers(module.model), head_layers(module.model))}
     except Exception as error:  # whatever the model's own code raises
         raise ExportError(f"{checkpoint.source} ({checkpoint.config.model_type}): {reason(error)}") from error
 
@@ -161,8 +175,7 @@ def export_module(
         return export_graph(path, module, tensors, axes, module.inputs, module.outputs, _rewrite)
     tensors += [torch.zeros(len(EXAMPLE), dtype=torch.int64), *(torch.zeros(shape) for shape in stacks.values())]
     axes += [{0: batch}, *({} for _ in stacks)]
-    layers = [name.removeprefix(LORA_A) for name in stacks if name.startswith(LORA_A)]
-    adapted = AdaptedGraph(module, layers)
+    adapted = AdaptedGraph(module, tuple(stacks))
     return export_graph(path, adapted, tensors, axes, [*module.inputs, LORA_ROWS, *stacks], module.outputs, _rewrite)
 
 

@@ -36,7 +36,7 @@ from builder.graphs.onnx.operators import (
 )
 from builder.graphs.onnx.weights import beside, point_to, size_of, take_in
 from builder.runtime.generation.executors.paged import OPERATOR as PAGED_ATTENTION
-from builder.runtime.lora import LORA_A, LORA_B, LORA_ROWS
+from builder.runtime.lora import LORA_ROWS, STACKS
 from builder.runtime.sessions import version_mismatch
 
 MODEL_FILE = "model.onnx"
@@ -66,7 +66,7 @@ class Graph:
     @property
     def token_inputs(self) -> tuple[str, ...]:
         """Inputs without those of adapters, which the executor adds to an encoder's."""
-        return tuple(name for name in self.inputs if not name.startswith((LORA_ROWS, LORA_A, LORA_B)))
+        return tuple(name for name in self.inputs if not name.startswith((LORA_ROWS, *STACKS)))
 
     @property
     def files(self) -> tuple[Path, ...]:

@@ -25,7 +25,7 @@ from builder.repository.config.entries import Config, RepositoryEntry, WarmUp
 from builder.repository.layout.emitted import encoder_files
 from builder.runtime.contract import FILE, Alike, Batching, EncoderServing, RequestLimits, dump
 from builder.runtime.encoder.call_inputs import sources
-from builder.runtime.encoder.task import CLASS_SCORES
+from builder.runtime.encoder.scores import CLASS_SCORES
 from builder.runtime.fields import Field
 
 LABELS = "labels.txt"  # the names of the classes of CLASS_SCORES

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Union
 
@@ -23,7 +23,7 @@ from ..lora import Adapter, LoraStacks
 from ..tokens import TOKENIZE, TOKENS
 from .call_inputs import CallInputs, pad
 from .cutting import cut, cut_sharing
-from .task import PROMPT_TOKENS, TRUNCATED, EncodingJob, Row, Task
+from .task import HEADLESS, PROMPT_TOKENS, TRUNCATED, EncodingJob, Row, Task
 from .text import TextEncoder
 
 Infer = Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]]
@@ -40,8 +40,9 @@ FAMILIES = (
 
 @dataclass
 class PendingRequest:
-    """Request in progress: its job, its rows and, once the engine has run, each row's outputs."""
+    """Request in progress: its task, its job, its rows and, once the engine has run, each row's outputs."""
 
+    task: Task
     job: EncodingJob
     rows: list[Row]
     outputs: list[Mapping[str, np.ndarray]]
@@ -80,6 +81,7 @@ class Pipeline:
         self.text = TextEncoder(
             folder / "tokenizer.json", task_type.offsets, self.serving.truncation_side, task_type.split_words
         )
+        self.folder = folder
         self.task = task_type(self.serving, self.text, folder)
         self.adapters = None if lora is None else Adapters(folder.parent / FOLDER, lora)
         self.inputs = CallInputs(self.serving, lora)
@@ -109,6 +111,7 @@ class Pipeline:
         """Return answers that need no engine (errors, tokens, queries of a table), and the requests that need it."""
         answers: dict[int, Answer] = {}
         jobs: dict[int, EncodingJob] = {}
+        tasks: dict[int, Task] = {}
         adapters: dict[int, Adapter] = {}
         for index, tensors in enumerate(requests):
             try:
@@ -121,10 +124,16 @@ class Pipeline:
                         answers[index] = {TOKENS.name: as_bytes([[listed]])}
                         continue
                     adapters[index] = self.adapters.find(name)
-                job = self.task.read(tensors)
+                elif self.adapters is not None and self.serving.parameters.get(HEADLESS):
+                    names = ", ".join(adapter_names(self.adapters.folder)) or "none yet"
+                    raise InputError(
+                        f"{ADAPTER.name} is missing: this model has no head but its adapters'; it has {names}"
+                    )
+                task = tasks[index] = self._task_of(adapters.get(index))
+                job = task.read(tensors)
                 if option(tensors, TOKENIZE.name, False):
                     answers[index] = {TOKENS.name: as_bytes([[one] for one in self.text.tokens(job.texts)])}
-                elif (answer := self.task.answer_without_engine(job)) is not None:
+                elif (answer := task.answer_without_engine(job)) is not None:
                     answers[index] = answer
                 else:
                     jobs[index] = job
@@ -137,14 +146,21 @@ class Pipeline:
                 encoded = encodings[index]
                 if isinstance(encoded, Exception):
                     raise encoded
-                rows = self.task.rows(job, encoded)
+                rows = tasks[index].rows(job, encoded)
                 for row in rows:
                     row.adapter = adapters.get(index)
-                self.task.refuse_many(sum(len(row.encoding) for row in rows), len(rows))
-                works[index] = PendingRequest(job, rows, [{}] * len(rows))
+                tasks[index].refuse_many(sum(len(row.encoding) for row in rows), len(rows))
+                works[index] = PendingRequest(tasks[index], job, rows, [{}] * len(rows))
             except Exception as error:
                 answers[index] = error
         return answers, works
+
+    def _task_of(self, adapter: Adapter | None) -> Task:
+        """Return the task with the labels of `adapter`, if it has some of its own."""
+        if adapter is None or not adapter.parameters:
+            return self.task
+        parameters = {**self.serving.parameters, **adapter.parameters}
+        return type(self.task)(replace(self.serving, parameters=parameters), self.text, self.folder)
 
     def warm_up(self) -> None:
         """Make serving.json's warm-up calls, and one of each length of a bucket of several rows."""
@@ -229,7 +245,7 @@ class Pipeline:
         return inputs
 
     def _answer(self, work: PendingRequest) -> dict[str, np.ndarray]:
-        tensors = self.task.answer(work.job, work.rows, work.outputs)
+        tensors = work.task.answer(work.job, work.rows, work.outputs)
         batch = len(next(iter(tensors.values())))
         truncated, tokens = np.zeros((batch, 1), dtype=bool), np.zeros((batch, 1), dtype=np.int32)
         rows_per_answer = max(1, len(work.job.texts) // batch)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+CLASS_SCORES = "class_scores"  # an output of classifiers, and the parameter that asks for it
+
 
 def softmax(logits: np.ndarray) -> np.ndarray:
     """Return the softmax of float logits (..., labels) over the last axis; shifted by the maximum against overflow."""

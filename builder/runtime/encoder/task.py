@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from ..lora import Adapter
 
 Outputs = Mapping[str, np.ndarray]
-CLASS_SCORES = "class_scores"  # an output of classifiers, and the parameter that asks for it
+HEADLESS = "headless"  # the parameter of a classifier whose head has random weights: each request names an adapter's
+OWN_LABELS = "own_labels"  # the parameter of a classifier whose adapters may have labels of their own
 
 
 @dataclass

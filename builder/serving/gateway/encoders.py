@@ -11,6 +11,7 @@ import pydantic
 from tritonclient.grpc import service_pb2
 
 from builder.runtime.adapter_files import ADAPTER
+from builder.runtime.encoder.scores import CLASS_SCORES
 from builder.serving.gateway.context import RequestContext
 from builder.serving.gateway.errors import ApiError, bad_field
 from builder.serving.gateway.served_model import MODEL_INPUT, ServedModel
@@ -98,20 +99,30 @@ async def similarities(context: RequestContext, model: ServedModel, inputs: Sent
     return [float(normalize(source) @ normalize(other)) for other in others]
 
 
-async def label_scores(
+async def label_rows(
     context: RequestContext, model: ServedModel, inputs: Sequence[str | list[str]], options: Mapping[str, Any]
-) -> list[list[tuple[str, float]]]:
-    """Return every label of each text or pair with its score, best first. Raises ApiError."""
+) -> list[dict[str, Any]]:
+    """Return a classifier's outputs for each text or pair, with all labels. Raises ApiError."""
     rows = []
     for number, value in enumerate(inputs):
         texts = as_list(value)
         if not 1 <= len(texts) <= 2:
             raise bad_field("inputs", f"inputs[{number}] has {len(texts)} texts; send one, or a pair")
         rows.append(dict(zip(("text_input", "text_pair"), ([text] for text in texts), strict=False)))
-    return [
-        [(str(label), float(score)) for label, score in zip(answer["label"], answer["score"], strict=True)]
-        for answer in await infer_rows(context, model, rows, {"top_k": ALL_LABELS, **options})
-    ]
+    return await infer_rows(context, model, rows, {"top_k": ALL_LABELS, **options})
+
+
+def label_scores(row: Mapping[str, np.ndarray]) -> list[tuple[str, float]]:
+    """Return the labels of a classifier's row with their scores, best first."""
+    return [(str(label), float(score)) for label, score in zip(row["label"], row["score"], strict=True)]
+
+
+def class_scores(model: ServedModel, row: Mapping[str, np.ndarray]) -> list[float]:
+    """Return the scores of a classifier's row in the order of the labels, which an adapter may have of its own."""
+    if CLASS_SCORES in row:
+        return [float(score) for score in row[CLASS_SCORES]]
+    scores = dict(label_scores(row))
+    return [scores[label] for label in model.labels or sorted(scores)]
 
 
 async def relevance_scores(

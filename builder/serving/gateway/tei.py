@@ -29,6 +29,7 @@ from builder.serving.gateway.encoders import (
     is_reranker,
     is_sparse_embedder,
     is_token_embedder,
+    label_rows,
     label_scores,
     rank_scores,
     raw_scores,
@@ -160,8 +161,8 @@ async def predict(context: RequestContext) -> list[Any]:
     single = isinstance(body.inputs, str) or (len(body.inputs) <= 2 and all(isinstance(i, str) for i in body.inputs))
     inputs: list[Any] = [body.inputs] if single else list(body.inputs)
     options = {**body.options(model), **(raw_scores(model, "raw_scores") if body.raw_scores else {})}
-    rows = await label_scores(context, model, inputs, options)
-    answers = [[{"score": score, "label": label} for label, score in row] for row in rows]
+    rows = await label_rows(context, model, inputs, options)
+    answers = [[{"score": score, "label": label} for label, score in label_scores(row)] for row in rows]
     return answers[0] if single else answers
 
 

@@ -14,13 +14,14 @@ from builder.serving.gateway.context import RequestContext
 from builder.serving.gateway.encoders import (
     MAX_DOCUMENTS,
     as_list,
+    class_scores,
     embed,
     embed_tokens,
     infer_rows,
     is_classifier,
     is_reranker,
     is_token_embedder,
-    label_scores,
+    label_rows,
     normalize,
     raw_scores,
     relevance_scores,
@@ -132,10 +133,10 @@ async def classify(context: RequestContext) -> dict[str, Any]:
     """Serve POST /classify: the best label of each text, and the probabilities of all labels in the model's order."""
     body: ClassifyRequest = context.body
     model = await context.model_for("for text-classification", is_classifier, body.model)
-    answers = await label_scores(context, model, as_list(body.input), body.score_options(model))
+    rows = await label_rows(context, model, as_list(body.input), body.score_options(model))
     data = [
-        {"label": answer[0][0], "probs": _probabilities(model, answer), "num_classes": len(answer)}
-        for answer in answers
+        {"label": str(row["label"][0]), "probs": class_scores(model, row), "num_classes": len(row["label"])}
+        for row in rows
     ]
     return _listed(context, model, "classify", data)
 
@@ -160,8 +161,8 @@ async def _arrays(context: RequestContext, model: ServedModel, body: PoolingRequ
         return resize(vectors, body.dimensions)
     if is_token_embedder(model):
         return await embed_tokens(context, model, texts, body.vector_options(model))
-    answers = await label_scores(context, model, texts, body.score_options(model))
-    return [np.array(_probabilities(model, answer), np.float32) for answer in answers]
+    rows = await label_rows(context, model, texts, body.score_options(model))
+    return [np.array(class_scores(model, row), np.float32) for row in rows]
 
 
 def _pooled(model: ServedModel) -> str | None:
@@ -169,12 +170,6 @@ def _pooled(model: ServedModel) -> str | None:
     if model.is_embedder:
         return "embed"
     return "token_embed" if is_token_embedder(model) else "classify" if is_classifier(model) else None
-
-
-def _probabilities(model: ServedModel, answer: list[tuple[str, float]]) -> list[float]:
-    """Return the scores in the order of the model's labels."""
-    scores = dict(answer)
-    return [scores[label] for label in model.labels or sorted(scores)]
 
 
 def _listed(context: RequestContext, model: ServedModel, kind: str, data: list[dict[str, Any]]) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from builder.building.families.seq2seq.settings import read_settings
 from builder.checkpoints.activations import DecodingStep, layer_numbers
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.drafts.loading import describe_draft
-from builder.checkpoints.linear_layers import linear_layers
 from builder.checkpoints.resolve import describe
 from builder.common.errors import SpecError
 from builder.common.memory import BYTES_PER_VALUE, BYTES_PER_WEIGHT, bias_bytes, cache_bytes, encoder_call
@@ -47,12 +46,12 @@ def needs_of_checkpoint(spec: BuildSpec) -> ModelNeeds:
     measured = "; ".join(filter(None, [NOT_MEASURED, not_as_stored(spec.precision, checkpoint)]))
     if family in ("encoder", "static"):
         token = _encoder_token(checkpoint.model, length, FP32) if family == "encoder" else 0
-        size += AdapterCapacity.of(spec).bytes(linear_layers(checkpoint.model)) if spec.adapters else 0
+        size += AdapterCapacity.of(spec).bytes(checkpoint.model) if spec.adapters else 0
         return ModelNeeds("encoder", size, length, measured=measured, call_token=token)
     with torch.device("meta"):
         if family == "decoder":
             layers = cache_shapes(checkpoint.model)
-            size += AdapterCapacity.of(spec).bytes(linear_layers(checkpoint.model)) if spec.adapters else 0
+            size += AdapterCapacity.of(spec).bytes(checkpoint.model) if spec.adapters else 0
             engine = _engine(spec, layers, checkpoint.model)
             cache, paged = engine.cache_type, engine.paged
             draft = 0 if spec.draft is None else _bytes(spec, checkpoint)

@@ -168,9 +168,13 @@ class FakeTriton(Backend, ModelIndex):
             indices = [[*map(ord, text), *[-1] * (longest - len(text))] for text in texts]
             weights = np.where(np.array(indices) < 0, 0, 0.5).astype(np.float32)
             return _outputs(indices=np.array(indices, np.int32), values=weights, **counted)
-        if request.model_name == "topics":
+        if request.model_name in ("topics", "moods"):
             labels = np.array([["a", "b"]] * len(texts), np.object_)
             two = [1.5, -0.5] if "function_to_apply" in values else [0.75, 0.25]
+            if "lora_name" in values:  # whose adapter has labels of its own, the best one last
+                own = np.array([["z", "y"]] * len(texts), np.object_)
+                best, all_scores = (np.array([pair] * len(texts), np.float32) for pair in (two, two[::-1]))
+                return _outputs(label=own, score=best, class_scores=all_scores, **counted)
             return _outputs(label=labels, score=np.array([two] * len(texts), np.float32), **counted)
         if request.model_name == "features":
             vectors = [[[ord(letter), 0, 0, 1] for letter in text] for text in texts]

@@ -10,6 +10,7 @@ import pytest
 
 from builder.repository.config.render import CONFIG
 from builder.runtime.adapter_files import ADAPTER
+from builder.runtime.fields import Field
 from builder.runtime.generation.options import OUTPUTS, PROMPT_OUTPUTS
 from builder.serving.gateway.errors import ApiError
 from builder.serving.gateway.residency.repository_models import RepositoryModels
@@ -27,11 +28,14 @@ BODIES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def _adapted_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the stand-in have models that take adapters: one that generates, and an embedder."""
+    """Let the stand-in have models that take adapters: one that generates, an embedder, and a classifier."""
     fields = (*OPTIONS, ADAPTER), (*OUTPUTS, *PROMPT_OUTPUTS)
     monkeypatch.setitem(MODELS, "adapted", ("text-generation", *fields, GUIDED))
     task, inputs, outputs, parameters = MODELS["embeds"]
     monkeypatch.setitem(MODELS, "tuned", (task, (*inputs, ADAPTER), outputs, parameters))
+    task, inputs, outputs, parameters = MODELS["topics"]
+    own = Field("class_scores", "TYPE_FP32", (-1,))
+    monkeypatch.setitem(MODELS, "moods", (task, (*inputs, ADAPTER), (*outputs, own), parameters))
 
 
 @pytest.fixture
@@ -70,6 +74,30 @@ def test_model_name_selects_the_adapter_of_an_embedder(triton: FakeTriton, path:
     assert "lora_name" not in triton.requests.pop()
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "expected"),
+    [
+        ("/classify", {"input": "one"}, {"label": "z", "probs": [0.25, 0.75], "num_classes": 2}),
+        ("/pooling", {"input": "one"}, {"data": [0.25, 0.75]}),
+        ("/predict", {"inputs": "one"}, [{"label": "z", "score": 0.75}, {"label": "y", "score": 0.25}]),
+        (
+            "/v1/tasks/text-classification",
+            {"inputs": "one"},
+            [[{"label": "z", "score": 0.75}, {"label": "y", "score": 0.25}]],
+        ),
+    ],
+)
+def test_adapter_of_a_classifier_answers_with_its_own_labels(
+    triton: FakeTriton, path: str, body: dict[str, Any], expected: Any
+) -> None:
+    """Probabilities are in the order of its labels, which the parameters of the model do not have."""
+    answer = fetch(path, {"model": "moods:sql", **body}, gateway(triton))
+    assert answer.status == 200, answer.json
+    assert triton.requests.pop()["lora_name"] == [["sql"]]
+    (one,) = answer.json["data"] if isinstance(expected, dict) else [answer.json]
+    assert one == expected if isinstance(expected, list) else expected.items() <= one.items()
+
+
 def test_unknown_adapter_of_an_embedder_is_an_unknown_model(triton: FakeTriton) -> None:
     body = {"model": "tuned:other", "input": ["a"] * 20}  # more than one request to the model
     refused = fetch("/v1/embeddings", body, gateway(triton))
@@ -84,7 +112,7 @@ def test_adapters_are_listed_after_their_model(triton: FakeTriton) -> None:
     at = names.index("adapted")
     assert names[at : at + 3] == ["adapted", "adapted:poems", "adapted:sql"]
     assert {name: parent for name, parent in listed.items() if parent} == {
-        f"{model}:{adapter}": model for model in ("adapted", "tuned") for adapter in ("poems", "sql")
+        f"{model}:{adapter}": model for model in ("adapted", "tuned", "moods") for adapter in ("poems", "sql")
     }
     assert fetch("/v1/models/adapted:sql", app=app).json["parent"] == "adapted"
     triton.adapter_names = ["new"]

@@ -18,7 +18,6 @@ from builder.checkpoints.chat_template import chat_template
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.drafts.loading import HiddenStatesDraft
 from builder.checkpoints.generation_config import generation_file, refuse_unserved
-from builder.checkpoints.linear_layers import linear_layers
 from builder.checkpoints.tokenizer import refuse_other_text
 from builder.common.errors import CheckpointError, SpecError
 from builder.common.memory import bias_bytes, largest_call, refuse_slots, weights_bytes
@@ -81,7 +80,7 @@ def _on_one(
             "serving.prefill_tokens, --slots or --max-length",
         )
     if spec.adapters:
-        memory = replace(memory, adapters=AdapterCapacity.of(spec).bytes(linear_layers(checkpoint.model)))
+        memory = replace(memory, adapters=AdapterCapacity.of(spec).bytes(checkpoint.model))
         adapters = f"{spec.adapters} adapters of rank {spec.adapter_rank}"
         refuse_slots(
             memory.cache + memory.adapters,

@@ -28,7 +28,7 @@ from builder.building.verify.quality import SERVED_TOLERANCE
 from builder.building.verify.recording import graph_case
 from builder.building.verify.runtimes import Replay
 from builder.checkpoints.checkpoint import Checkpoint
-from builder.checkpoints.linear_layers import linear_layers
+from builder.checkpoints.linear_layers import head_layers
 from builder.checkpoints.tasks.base import encoder_task
 from builder.common.errors import CheckpointError, SpecError, VerificationError
 from builder.common.machine import cpu
@@ -98,12 +98,18 @@ def refuse_without_process(spec: BuildSpec) -> None:
 def _refuse_adapters(spec: BuildSpec, checkpoint: Checkpoint, variants: Sequence[Variant]) -> None:
     """Raise SpecError for --adapters with a task, an engine or another option that has none, or for too many."""
     if not encoder_task(checkpoint.task).takes_adapters:
-        raise SpecError(f"--adapters is for text generation and embeddings; {checkpoint.task.name} takes none")
+        raise SpecError(
+            "--adapters is for text generation, embeddings, and classification of texts and tokens; "
+            f"{checkpoint.task.name} takes none"
+        )
+    if spec.adapter_labels and not head_layers(checkpoint.model):
+        raise SpecError(f"--adapter-labels is for classification; {checkpoint.task.name} has no labels: leave it out")
     others = {
         "--graph": spec.graph is not None,
         f"--level {spec.level}": spec.level > EXACT_LEVEL,  # adapters are compared with PyTorch digit by digit
         "--prune": spec.prune is not None,
         "--late-chunking": spec.late_chunking,
+        "serving.dynamo": spec.serving.dynamo,  # whose labels are those of the model, not of its adapters
         "serving.response_cache": spec.serving.response_cache,  # an adapter may be replaced by another of its name
     }
     for option in (name for name, is_given in others.items() if is_given):
@@ -113,7 +119,7 @@ def _refuse_adapters(spec: BuildSpec, checkpoint: Checkpoint, variants: Sequence
         engines = ", ".join(f"--engine {name}" for name in able)
         raise SpecError(f"--adapters of an encoder is for {engines} with --precision fp32, in process on the CPU")
     refuse_slots(
-        AdapterCapacity.of(spec).bytes(linear_layers(checkpoint.model)) * spec.instances,
+        AdapterCapacity.of(spec).bytes(checkpoint.model) * spec.instances,
         spec.usable_memory,
         "the adapters need",
         f"{spec.adapters} of rank {spec.adapter_rank} in each of {spec.instances} instances",
@@ -289,7 +295,7 @@ class Encoder:
         token = measured_token_bytes(evaluator.opened(graph), graph.token_inputs, evaluator.rows, batching, length)
         memory = {"weights": graph.size, "activations": token * encoder_call(batching.token_budget, length)}
         if self._adapters is not None:
-            memory["adapters"] = self._adapters.bytes(linear_layers(self.checkpoint.model))
+            memory["adapters"] = self._adapters.bytes(self.checkpoint.model)
         return memory
 
     @property

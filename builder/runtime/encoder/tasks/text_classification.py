@@ -12,7 +12,7 @@ import numpy as np
 
 from ...fields import Field, InputError, Tensors, as_bytes, choice, count, one_each
 from .. import task
-from ..scores import FUNCTIONS
+from ..scores import CLASS_SCORES, FUNCTIONS
 
 
 class Task(task.Task):
@@ -28,9 +28,10 @@ class Task(task.Task):
     @staticmethod
     def outputs(parameters: Mapping[str, Any]) -> tuple[Field, ...]:
         best = (Field("label", "TYPE_STRING", (-1,)), Field("score", "TYPE_FP32", (-1,)))
-        if not parameters.get(task.CLASS_SCORES):
+        if not parameters.get(CLASS_SCORES):
             return best
-        return (*best, Field(task.CLASS_SCORES, "TYPE_FP32", (len(parameters["labels"]),)))
+        size = -1 if parameters.get(task.OWN_LABELS) else len(parameters["labels"])
+        return (*best, Field(CLASS_SCORES, "TYPE_FP32", (size,)))
 
     def read(self, tensors: Tensors) -> task.EncodingJob:
         texts = one_each(tensors, "text_input")
@@ -49,15 +50,12 @@ class Task(task.Task):
     def answer(
         self, job: task.EncodingJob, rows: Sequence[task.Row], outputs: Sequence[task.Outputs]
     ) -> dict[str, np.ndarray]:
-        scores = FUNCTIONS[job.options["function"]](np.stack([output["logits"] for output in outputs]))
-        best = np.argsort(-scores, axis=-1, kind="stable")[:, : job.options["top_k"]]
         labels: list[str] = self.parameters["labels"]
+        logits = np.stack([output["logits"][: len(labels)] for output in outputs])  # other adapters may have more
+        scores = FUNCTIONS[job.options["function"]](logits)
+        best = np.argsort(-scores, axis=-1, kind="stable")[:, : job.options["top_k"]]
         answer = {
             "label": as_bytes([[labels[i] for i in row] for row in best]),
             "score": np.take_along_axis(scores, best, axis=-1).astype(np.float32),
         }
-        return (
-            {**answer, task.CLASS_SCORES: scores.astype(np.float32)}
-            if self.parameters.get(task.CLASS_SCORES)
-            else answer
-        )
+        return {**answer, CLASS_SCORES: scores.astype(np.float32)} if self.parameters.get(CLASS_SCORES) else answer

@@ -94,7 +94,7 @@ class Task(task.Task):
         scores: list[list[np.ndarray]] = [[] for _ in job.texts]
         for row, output in zip(rows, outputs):
             encodings[row.source].append(row.encoding)
-            scores[row.source].append(output["logits"][: len(row.encoding)])
+            scores[row.source].append(output["logits"][: len(row.encoding), : len(self.parameters["labels"])])
         answers = []
         for source, text in enumerate(job.texts):
             encoding, logits = encodings[source][0], scores[source][0]
