@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 
 from builder.graphs.onnx.graph import save_graph
 from builder.runtime.contract import LayerShape
-from scripts.benchmarks import generation, generators, load_programs, paced_streams, peers, seq2seq, step
+from scripts.benchmarks import generation, generators, load_programs, lookups, paced_streams, peers, seq2seq, step
 from scripts.benchmarks.circumstances import circumstances, refuse_other, write_figures
 from scripts.benchmarks.cluster_failures import Cut, Failed, Fleet, Turn, read_embedding, read_stream
 from scripts.benchmarks.decode_limits import decode_limit
@@ -349,3 +349,19 @@ def test_planned_figures_are_those_of_the_paced_streams() -> None:
     figures = load_programs.planned(4)
     assert figures["requests_per_s"] == pytest.approx(4 / 1.31)
     assert figures["tokens_per_s"] == pytest.approx(4 * 64 / 1.31)
+
+
+def test_lookups_count_a_text_that_repeats_and_one_that_does_not() -> None:
+    costs = [(1, 6.0), (2, 7.0), (16, 12.0)]
+    assert lookups.step_ms(9, costs) == 9.5
+    assert lookups.step_ms(30, costs) == pytest.approx(17)
+    repeated = [lookups.Text([*range(40), 0, 1, 2], list(range(3, 40)))]
+    novel = [lookups.Text([1, 2, 3] * 4, [token for number in range(50) for token in (1, 100 + number)])]
+    for rule in lookups.RULES.values():
+        figures = lookups.simulate(rule, repeated, 1, costs)
+        assert figures["speed"] > 2
+        assert figures["guessed"] > 0.8
+        assert figures["right"] == 1
+    ours, fixed = (lookups.simulate(rule, novel, 1, costs) for rule in lookups.RULES.values())
+    assert fixed["speed"] < 0.95 < 0.99 < ours["speed"]
+    assert ours["guessed"] == fixed["guessed"] < 0.02

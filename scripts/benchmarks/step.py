@@ -1,9 +1,9 @@
 """Measure where one decode step of one row goes, beside the least time in which its weights and keys can be read.
 
 Real shapes, random weights, in this process, without Triton. Each side is a process of its own: an engine's threads
-would slow another's. `step` is the executor's call; `loop` is what the decode loop adds to it; `operators` is the
-engine's own profile, which slows a step: read it as shares. The limit is the bytes that a step reads over the
-bandwidth that the same process measured.
+would slow another's. `step` is the executor's call, `tokens` one that runs tokens ahead; `loop` is what the decode loop
+adds to a step; `operators` is the engine's own profile, which slows a step: read it as shares. The limit is the bytes
+that a step reads over the bandwidth that the same process measured.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ from scripts.benchmarks.machine_limits import read_bandwidth
 
 SIDES = "int8,int8-weights,int8-weights@128,openvino:int8,openvino:int8-weights@128"
 CONTEXT, ANSWER, STEPS, MAX_LENGTH = 128, 64, 40, 512
+COUNTS = (1, 2, 4, 8, 16)  # tokens of one row in a step, as with guesses
 LOOKUPS = ("Gather", "GatherBlockQuantized")  # read some rows of a table
 Profile = Callable[[], list[tuple[str, float]]]  # milliseconds a step by operator, the slowest first
 
@@ -100,6 +101,7 @@ def measure(side: Side) -> dict[str, Any]:
         "bandwidth_gb_s": bandwidth,
         "limit_ms": (weights + cache) / bandwidth / 1e6,
         "step_ms": _step_ms(executor),
+        "tokens_ms": {str(count): _step_ms(executor, count) for count in COUNTS},
         "loop_ms": _loop_ms(executor),
         "operators": profile(),
     }
@@ -177,13 +179,13 @@ def _openvino(side: Side) -> tuple[Executor, Profile]:
     return opened(), profile
 
 
-def _step_ms(executor: Executor) -> float:
-    """Return the median time of a step after `CONTEXT` tokens."""
+def _step_ms(executor: Executor, count: int = 1) -> float:
+    """Return the median time of a step of `count` tokens after `CONTEXT`."""
     executor.run(0, np.arange(5, 5 + CONTEXT)[None], np.zeros(1, np.int64))
     times = []
     for index in range(STEPS):
         start = time.perf_counter()
-        executor.run(0, np.array([[5 + index]]), np.array([CONTEXT]))
+        executor.run(0, np.arange(5 + index, 5 + index + count)[None], np.array([CONTEXT]), np.arange(count))
         times.append(time.perf_counter() - start)
     return 1000 * median(times)
 

@@ -1,4 +1,4 @@
-"""Tables of decoders beside the machine's limit: docs/generation-states*.json, a processor each, and docs/step.json."""
+"""Tables of decoders: those beside the machine's limit (generation-states*.json, step.json), and of lookups.json."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scripts.documentation.retrieval import reason
 
 FILES = ("generation-states.json", "generation-states-long.json", "generation-states-amd.json")
 LIMIT = "limit of the machine"
-STEP_FILE = "step.json"
+STEP_FILE, LOOKUPS_FILE = "step.json", "lookups.json"
 OPERATORS = 4  # the slowest of a step, by name
 TITLES = {
     "lfm2-700m": "LFM2-700M: short convolutions in 10 of 16 layers",
@@ -74,10 +74,33 @@ def steps() -> str:
         f"Recorded by `{command}` on {figures['date']} on {figures['cores']} cores of an {figures['cpu']} "
         f"([figures](../{STEP_FILE})), one token after {figures['context']}.",
     ]
-    heads = ("", "read, MB", "GB/s", "limit, ms", "step, ms", "of the limit", "loop, ms", "slowest operators, ms")
+    heads = (
+        "",
+        "read, MB",
+        "GB/s",
+        "limit, ms",
+        "step, ms",
+        "of the limit",
+        "loop, ms",
+        "of 2, 4, 8, 16 tokens, ms",
+        "slowest operators, ms",
+    )
     for name, sides in figures["models"].items():
         parts.append(f"{name}\n\n{table(heads, (_step(kind, side) for kind, side in sides.items()))}")
     return "\n\n".join(parts)
+
+
+def lookups() -> str:
+    """Return a table of the speed with guessed tokens, by text, rule and rows, in multiples of that without."""
+    figures: dict[str, Any] = json.loads((FOLDER / LOOKUPS_FILE).read_text("utf-8"))
+    rows: list[tuple[str, ...]] = []
+    for kind, rules in figures["texts"].items():
+        for rule, cells in rules.items():
+            shown = (f"{one['speed']:.2f} ({one['guessed']:.0%}, {one['right']:.0%})" for one in cells.values())
+            rows.append((kind, rule, *shown))
+    heads = ("text", "rule", *(f"{count} row{'s' * (count != '1')}" for count in next(iter(rules.values()))))
+    command = f"scripts/bench lookups --output docs/{LOOKUPS_FILE}"
+    return f"Counted by `{command}` ([figures](../{LOOKUPS_FILE})).\n\n{table(heads, rows)}"
 
 
 def _step(kind: str, side: dict[str, Any]) -> tuple[str, ...]:
@@ -92,5 +115,6 @@ def _step(kind: str, side: dict[str, Any]) -> tuple[str, ...]:
         *(f"{side[key]:.1f}" for key in ("limit_ms", "step_ms")),
         f"{side['limit_ms'] / side['step_ms']:.0%}",
         f"{side['loop_ms']:.2f}",
+        ", ".join(f"{ms:.1f}" for count, ms in side["tokens_ms"].items() if count != "1"),
         ", ".join(f"{operator} {ms:.1f}" for operator, ms in named),
     )

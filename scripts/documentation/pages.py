@@ -51,6 +51,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "bench-long-prompts": figures.long_prompts,
     "bench-states": decoders.states,
     "bench-steps": decoders.steps,
+    "bench-lookups": decoders.lookups,
     "bench-seq2seq": figures.seq2seq,
     "bench-soak": figures.soak,
     "bench-fleet-builds": figures.fleet_builds,

@@ -80,7 +80,7 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 
 
 def check_same_answers(target: type[SumExecutor], draft: type[SumExecutor], options: dict[str, Any]) -> None:
-    """Compare answers of `target` with and without `draft`, which may not cost a step."""
+    """Compare answers of `target` with and without `draft`; each of its wrong tokens may cost a step."""
     for count in (1, 2, 100):
         plain, ahead = (Asked(PROMPT, count, **options) for _ in range(2))
         slow = answered(target(4, LENGTH), [plain])
@@ -88,7 +88,7 @@ def check_same_answers(target: type[SumExecutor], draft: type[SumExecutor], opti
         for a, b in zip(plain.sequences, ahead.sequences, strict=True):
             assert a.sampler.generated == b.sampler.generated
         assert said(ahead) == said(plain)
-        assert fast.stats.steps <= slow.stats.steps
+        assert fast.stats.steps <= slow.stats.steps + fast.stats.drafted_tokens - fast.stats.right_drafts
 
 
 @pytest.mark.parametrize("kind", DRAFTS)
@@ -106,10 +106,10 @@ def test_good_draft_saves_steps_and_bad_draft_pauses() -> None:
     assert stats["right"].right_drafts == stats["right"].drafted_tokens > 35
     assert stats["right"].steps <= 10
     assert stats["wrong"].right_drafts == 0 < stats["wrong"].drafted_tokens <= 16
-    assert stats["wrong"].steps == 49, "the first token comes with the end of the prompt"
+    kept = stats["wrong"].right_guesses
+    assert stats["wrong"].steps == 49 - kept, "the first token comes with the end of the prompt"
     assert 0 < stats["fickle"].right_drafts < stats["fickle"].drafted_tokens
     assert stats["right"].steps < stats["fickle"].steps < stats["wrong"].steps
-    assert all(stat.guessed_tokens == 0 for stat in stats.values()), "nothing repeats"
 
 
 def test_prompt_lookup_is_preferred_to_the_draft() -> None:
@@ -160,11 +160,11 @@ def test_drafter_limits_the_prefill_of_a_step() -> None:
     draft = SumExecutor(2, LENGTH)
     drafter = Drafter(draft, VOCABULARY)
     first, second = PROMPT[:10], PROMPT[10:20]
-    drafter.start_step(16)
+    drafter.start_step(16, 8)
     assert drafter.propose(1, first, 3, 0) == expected(first, 3)
     assert drafter.propose(2, second, 3, 0) == []
     assert [new for _, _, new in draft.calls] == [10, 1, 1, 6]
-    drafter.start_step(16)
+    drafter.start_step(16, 8)
     assert drafter.propose(2, second, 3, 0) == expected(second, 3)
     other = [*first, 49]
     assert drafter.propose(1, other, 2, 0) == expected(other, 2), "of a guess that was not kept nothing is left"
@@ -174,7 +174,7 @@ def test_drafter_limits_the_prefill_of_a_step() -> None:
 def test_drafter_proposes_tokens_of_the_targets_vocabulary() -> None:
     """Vocabularies are padded to different sizes."""
     drafter = Drafter(SumExecutor(1, LENGTH), 10)
-    drafter.start_step(100)
+    drafter.start_step(100, 20)
     assert max(drafter.propose(1, PROMPT, 20, 0)) < 10
 
 

@@ -157,10 +157,10 @@ def test_hidden_states_drafter_prefills_in_chunks() -> None:
     target, draft = _target_of(PROMPT), Reader(2, LENGTH)
     drafter = HiddenStatesDrafter(draft, target)
     for done in ([], [], expected(PROMPT, 3)):
-        drafter.start_step(12)
+        drafter.start_step(12, 8)
         assert drafter.propose(1, PROMPT, 3, 0) == done
     assert draft.calls == [(0, 0, 12), (0, 12, 12), (0, 24, 5), (0, 29, 1), (0, 30, 1)]
-    drafter.start_step(12)
+    drafter.start_step(12, 8)
     kept = [*PROMPT, *expected(PROMPT, 2)]
     target.arena["key_0"][0, 0, : len(kept), 0] = kept
     assert drafter.propose(1, kept, 1, 0) == expected(kept, 1)

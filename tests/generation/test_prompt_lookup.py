@@ -14,9 +14,10 @@ from builder.runtime.contract import Session
 from builder.runtime.generation.decode_loop import DecodeLoop
 from builder.runtime.generation.executors.base import last_of_rows
 from builder.runtime.generation.executors.onnxruntime import InProcess
-from builder.runtime.generation.scheduler import MAX_DECODE_TOKENS, SchedulerLimits
+from builder.runtime.generation.scheduler import MAX_STEP_TOKENS, SchedulerLimits
 from builder.runtime.generation.sequences import SequenceStatus
-from builder.runtime.generation.speculation import MAX_LOOKUP_LENGTH, MIN_LOOKUP_LENGTH, PromptLookup
+from builder.runtime.generation.slot_cache import common_length
+from builder.runtime.generation.speculation import MAX_LOOKUP_LENGTH, PRIORS, PromptLookup, least_probability
 from tests.decoders import make_decoder
 from tests.generation.asked import Asked
 from tests.generation.executors import PagedSumExecutor, SumExecutor, expected
@@ -127,7 +128,7 @@ def test_speculation_is_off_while_several_slots_run() -> None:
     loop.run_until_idle()
     for one in requests:
         assert one.tokens == expected(one.request.prompt, 30)
-    assert loop.stats.guessed_tokens <= MIN_LOOKUP_LENGTH, "but for the last steps of whoever is left alone"
+    assert loop.stats.guessed_tokens <= MAX_LOOKUP_LENGTH, "but for the last steps of whoever is left alone"
 
 
 @pytest.mark.parametrize("blocks", [13, 60])
@@ -156,51 +157,70 @@ def test_paged_speculation_does_not_change_answers(blocks: int) -> None:
     assert calls[1] < 0.8 * calls[0]
 
 
-def test_step_of_many_rows_runs_few_speculative_tokens() -> None:
-    executor = CopyingPagedExecutor(MAX_DECODE_TOKENS, 200, 200)
+def test_step_of_most_rows_runs_no_speculative_tokens() -> None:
+    executor = CopyingPagedExecutor(MAX_STEP_TOKENS, 200, 800)
     executor.can_speculate = True
     loop = DecodeLoop(executor, SchedulerLimits(100, 64))
-    for _ in range(MAX_DECODE_TOKENS):
+    for _ in range(MAX_STEP_TOKENS):
         loop.submit(Asked([*PROMPT, *PROMPT[:3]], 30).sequences)
-    while len(loop.scheduler.running) < MAX_DECODE_TOKENS or any(
+    while len(loop.scheduler.running) < MAX_STEP_TOKENS or any(
         sequence.status is SequenceStatus.PREFILLING for sequence in loop.scheduler.running
     ):
         loop.step()
     before = loop.stats.guessed_tokens
     loop.step()
-    assert executor.calls[-1] == MAX_DECODE_TOKENS
+    assert executor.calls[-1] == MAX_STEP_TOKENS
     assert loop.stats.guessed_tokens == before
 
 
-def test_prompt_lookup_pauses_where_text_does_not_repeat() -> None:
+def proposals(lookup: PromptLookup, text: list[int], rows: int) -> tuple[int, int, int]:
+    """Return the steps that `text` takes after what `lookup` has seen, and its tokens run ahead and kept."""
+    steps, run, kept, position = 0, 0, 0, 0
+    while position < len(text):
+        tokens = lookup.propose(len(text) - position - 1, least_probability(rows))
+        right = common_length(tokens, text[position:])
+        lookup.extend(text[position : position + right + 1])
+        steps, run, kept, position = steps + 1, run + len(tokens), kept + right, position + right + 1
+    return steps, run, kept
+
+
+def test_prompt_lookup_stops_where_text_does_not_repeat() -> None:
     """The same three tokens recur, followed by another token each time."""
-    lookup = PromptLookup([])
-    guessed = 0
-    for number in range(400):
-        for token in (1, 2, 3):
-            lookup.extend([token])
-            assert token == 3 or not lookup.propose(10)
-        guess = lookup.propose(10)
-        if guess:
-            guessed += 1
-            lookup.learn(len(guess), 0)
-        lookup.extend([100 + number])
-    assert guessed <= 12, "of 1,600 tokens"
+    text = [token for number in range(400) for token in (1, 2, 3, 100 + number)]
+    lookup = PromptLookup([0, 1, 2, 3])
+    assert lookup.probabilities == list(PRIORS)
+    steps, run, kept = proposals(lookup, text, rows=1)
+    assert run - kept <= 40, "of 1,600 tokens"
+    assert kept > 400, "two of three tokens were worth it"
+    assert steps == len(text) - kept
 
 
-def test_prompt_lookup_grows_after_accepted_proposals() -> None:
-    tokens = list(range(100))
-    lookup = PromptLookup([*tokens, *tokens[:3]])
-    sizes, position = [], 3
-    while position < 50:
-        guess = lookup.propose(40)
-        assert guess == tokens[position : position + len(guess)]
-        lookup.learn(len(guess), len(guess))
-        position += len(guess) + 1
-        lookup.extend(tokens[position - len(guess) - 1 : position])
-        sizes.append(len(guess))
-    assert sizes[:4] == [MIN_LOOKUP_LENGTH, 7, MAX_LOOKUP_LENGTH, MAX_LOOKUP_LENGTH]
-    assert lookup.propose(2) == tokens[position : position + 2]
+def test_prompt_lookup_runs_text_that_repeats_ahead() -> None:
+    text = list(range(300))
+    lookup = PromptLookup([*text, *text[:4]])
+    steps, run, kept = proposals(lookup, text[4:], rows=1)
+    assert run == kept == 296 - steps
+    assert steps < 40
+    assert len(PromptLookup([*text, *text[:4]]).propose(2, 0.1)) == 2
+
+
+def test_prompt_lookup_continues_a_loop_past_the_end_of_the_text() -> None:
+    lookup = PromptLookup([9, 1, 2, 1, 2, 1, 2])
+    assert lookup.propose(7, 0.01) == [1, 2, 1, 2, 1, 2, 1]
+
+
+@pytest.mark.parametrize("tokens", [[], [1], [1, 1]])
+def test_prompt_lookup_proposes_nothing_without_a_match(tokens: list[int]) -> None:
+    assert PromptLookup(tokens).propose(5, 0.1) == ([1] if len(tokens) == 2 else [])
+
+
+def test_tokens_must_be_more_probable_the_more_rows_run() -> None:
+    """A token that is right half of the time is worth running beside one row, not beside sixteen."""
+    text = [token for number in range(200) for token in (1, 2 + number % 2)]
+    run = [
+        proposals(PromptLookup([0, 1]), np.random.default_rng(0).permuted(text).tolist(), rows)[1] for rows in (1, 16)
+    ]
+    assert run[0] > 0 == run[1]
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma2", "gemma4_text", "starcoder2"])

@@ -13,7 +13,7 @@ import numpy as np
 from .block_manager import PendingWrite
 from .sequences import GeneratedSequence, Request, RunningSequence, SequenceStatus
 from .slot_cache import SlotCache
-from .speculation import Drafter, DraftLength, PromptLookup
+from .speculation import DRAFT_PROBABILITY, Drafter, DraftLength
 
 MAX_SCORED_TOKENS = 64  # prompt tokens of a call that returns logits for each of them, up to 0.6 MB a token
 PromptChunk = tuple[RunningSequence, Sequence[int]]  # the sequence, and tokens of its prompt
@@ -21,10 +21,10 @@ PromptChunk = tuple[RunningSequence, Sequence[int]]  # the sequence, and tokens 
 
 @dataclass(frozen=True)
 class Proposal:
-    """Speculative tokens of a sequence, at least one; `proposer` learns how many were accepted."""
+    """Speculative tokens of a sequence, at least one; `draft_length`, if a draft proposed them, learns from them."""
 
     tokens: Sequence[int]
-    proposer: PromptLookup | DraftLength
+    draft_length: DraftLength | None = None
 
 
 @dataclass(frozen=True)
@@ -103,11 +103,16 @@ def decode_call(cache: SlotCache, sequences: Sequence[RunningSequence]) -> Call:
     return Call(first, tokens, cache.write_positions(first, last), written, rows, sequences)
 
 
-def speculative_call(cache: SlotCache, sequence: RunningSequence, limit: int, drafter: Drafter | None) -> Call | None:
-    """Return a call that verifies up to `limit` speculative tokens of a sequence; None if none are proposed."""
+def speculative_call(
+    cache: SlotCache, sequence: RunningSequence, limit: int, least: float, drafter: Drafter | None
+) -> Call | None:
+    """Return a call that verifies up to `limit` speculative tokens of a sequence; None if none are proposed.
+
+    `least`: see PromptLookup.propose.
+    """
     if not isinstance(sequence, GeneratedSequence):
         return None
-    proposal = _propose(sequence, min(limit, sequence.max_speculative(cache.max_length)), drafter)
+    proposal = _propose(sequence, min(limit, sequence.max_speculative(cache.max_length)), least, drafter)
     if proposal is None:
         return None
     (slot,), tokens = sequence.slots, [*sequence.inputs(), *proposal.tokens]
@@ -118,16 +123,17 @@ def speculative_call(cache: SlotCache, sequence: RunningSequence, limit: int, dr
     )
 
 
-def _propose(sequence: GeneratedSequence, limit: int, drafter: Drafter | None) -> Proposal | None:
+def _propose(sequence: GeneratedSequence, limit: int, least: float, drafter: Drafter | None) -> Proposal | None:
     """Return up to `limit` tokens of prompt lookup or, if it finds none, of the draft model."""
     if not limit:
         return None
-    if tokens := sequence.propose_by_lookup(limit):
-        return Proposal(tokens, sequence.lookup)
-    if drafter is None:
+    length = 0 if drafter is None else min(limit, drafter.budget, sequence.draft_length.next(sequence.generated))
+    if tokens := sequence.propose_by_lookup(limit, max(least, DRAFT_PROBABILITY) if length else least):
+        return Proposal(tokens)
+    if drafter is None or not length:
         return None
-    length = min(limit, sequence.draft_length.next(sequence.generated))
-    tokens = drafter.propose(sequence.arrival, sequence.tokens, length, sequence.slots[0]) if length else []
+    tokens = drafter.propose(sequence.arrival, sequence.tokens, length, sequence.slots[0])
+    drafter.budget -= len(tokens)
     return Proposal(tokens, sequence.draft_length) if tokens else None
 
 

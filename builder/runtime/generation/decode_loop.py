@@ -220,8 +220,9 @@ class DecodeLoop:
                 break
             accepted += 1
         self.cache.trim(slot, length + accepted)
-        self.stats.count_proposal(len(proposal.tokens), accepted, drafted=proposal.proposer is sequence.draft_length)
-        proposal.proposer.learn(len(proposal.tokens), accepted)
+        self.stats.count_proposal(len(proposal.tokens), accepted, drafted=proposal.draft_length is not None)
+        if proposal.draft_length is not None:
+            proposal.draft_length.learn(len(proposal.tokens), accepted)
 
     def _accept(self, call: Call, logits: Logits) -> None:
         """Choose the next tokens of the call's sequences, and emit their text."""

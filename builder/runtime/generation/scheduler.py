@@ -30,15 +30,16 @@ from .calls import (
 )
 from .sequences import GeneratedSequence, Request, RunningSequence, SequenceStatus
 from .slot_cache import SlotCache
-from .speculation import Drafter
+from .speculation import Drafter, least_probability
 from .stats import Stats
 
 if TYPE_CHECKING:
     from ..lora import LoraStacks
     from .encoder_cache import EncoderCache
 
-# With 16, speculation took longer than it saved (GPT-2 on OpenVINO, two cores).
-MAX_DECODE_TOKENS = 8  # maximum of a step that speculates
+MAX_STEP_TOKENS = 32  # of a step with speculative tokens, which must then be almost certain
+# With 16, a draft's tokens took longer than they saved (GPT-2 on OpenVINO, two cores).
+MAX_DRAFTED_STEP_TOKENS = 8  # of a step with tokens of a draft, but for those of prompt lookup
 
 
 class QueueFull(RuntimeError):
@@ -308,13 +309,17 @@ class Scheduler:
         return [*decode, *speculative, *(prefill_call(self.cache, sequence, tokens) for sequence, tokens in chunks)]
 
     def _speculate(self, sequences: Sequence[RunningSequence]) -> list[Call]:
-        """Return speculative calls of sequences, in order, while a step decodes at most `MAX_DECODE_TOKENS` tokens."""
+        """Return speculative calls of sequences, in order, while a step decodes at most `MAX_STEP_TOKENS` tokens."""
+        rows = sum(sequence.width for sequence in sequences)
+        if not self.can_speculate or rows >= MAX_STEP_TOKENS:
+            return []
         calls: list[Call] = []
-        budget = MAX_DECODE_TOKENS - sum(sequence.width for sequence in sequences) if self.can_speculate else 0
+        budget, least = MAX_STEP_TOKENS - rows, least_probability(rows)
         if self.drafter is not None:
-            self.drafter.start_step(self.limits.prefill_tokens)
+            self.drafter.start_step(self.limits.prefill_tokens, max(0, MAX_DRAFTED_STEP_TOKENS - rows))
         for sequence in sequences:
-            if budget > 0 and (call := speculative_call(self.cache, sequence, budget, self.drafter)) is not None:
+            call = speculative_call(self.cache, sequence, budget, least, self.drafter)
+            if call is not None:
                 calls.append(call)
                 budget -= call.tokens.shape[1] - 1
         return calls

@@ -193,10 +193,10 @@ class GeneratedSequence(ScheduledSequence):
         """Prompt lookup over the tokens that `propose_by_lookup` has seen."""
         return PromptLookup(self.request.prompt)
 
-    def propose_by_lookup(self, limit: int) -> "list[int]":
-        """Return up to `limit` tokens that may come after its `inputs`."""
+    def propose_by_lookup(self, limit: int, least: float) -> "list[int]":
+        """Return up to `limit` tokens that may come after its `inputs`, each at least as probable as `least`."""
         self.lookup.extend(self.sampler.generated[len(self.lookup.tokens) - len(self.request.prompt) :])
-        return self.lookup.propose(limit)
+        return self.lookup.propose(limit, least)
 
     def advance(self, choice: TokenChoice, max_length: int) -> "AnswerPiece | None":
         """Append a token; return the piece to emit, or None if it only began a character or a stop string.

@@ -36,9 +36,9 @@ from builder.options import BuildSpec
 from builder.repository.report.record import file_hashes
 from builder.repository.verdict import Comparison
 from builder.runtime.contract import DRAFT
-from builder.runtime.generation.scheduler import MAX_DECODE_TOKENS
+from builder.runtime.generation.scheduler import MAX_DRAFTED_STEP_TOKENS
 
-SLOTS = MAX_DECODE_TOKENS // 2  # at most: a sequence that guesses has two tokens in a step, its own and a guess
+SLOTS = MAX_DRAFTED_STEP_TOKENS // 2  # at most: a sequence that guesses has two tokens in a step, its own and a guess
 
 
 def refuse_draft(spec: BuildSpec) -> None:
