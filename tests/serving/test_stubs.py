@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import subprocess
@@ -24,6 +25,7 @@ def test_stub_of_a_killed_triton_is_ended_with_its_memory(tmp_path: Path, monkey
     server.symlink_to(shutil.which("bash") or "/bin/bash")
     model.write_text(MODEL)
     region.touch()
+    os.utime(region, (0, 0))
     command = ["exec", "-a", f"/backends/{stubs.STUB}", sys.executable, str(model), region.name]
     with subprocess.Popen(
         [server, "-c", f"({shlex.join(command)}) & wait"], stdout=subprocess.PIPE, text=True
@@ -42,3 +44,23 @@ def test_stub_of_a_killed_triton_is_ended_with_its_memory(tmp_path: Path, monkey
             assert not region.exists()
         finally:
             stub.kill()
+
+
+def test_memory_of_tritons_that_are_gone_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: where the whole process tree was killed, its memory stayed: 5 MB for each server."""
+    monkeypatch.setattr(stubs, "SHARED_MEMORY", tmp_path)
+    old, young, foreign, used = (
+        tmp_path / name for name in ("build_repo_old_a-b", "build_repo_young_a-b", "another_a-b", "build_repo_used_a-b")
+    )
+    for region in (old, young, foreign, used):
+        region.touch()
+        os.utime(region, None if region == young else (0, 0))
+    option = "--backend-config=python,shm-region-prefix-name=build_repo_used_"
+    with subprocess.Popen([sys.executable, "-c", MODEL, option], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline().strip() == option
+        try:
+            stubs.end_orphans()
+        finally:
+            server.kill()
+    assert sorted(tmp_path.iterdir()) == sorted([young, foreign, used])

@@ -6,6 +6,7 @@ file, MODEL/VERSION/FILE.
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ import psutil
 SHARED_MEMORY = Path("/dev/shm")
 STUB = "triton_python_backend_stub"
 REGION = "build_repo_"  # prefix of the shared memory of an embedded Triton, which is the stub's second argument
+MIN_AGE_S = 60.0  # a younger region may be of a server in another container, which is about to open it
 
 
 @dataclass(frozen=True)
@@ -71,17 +73,25 @@ class Stubs:
 
 
 def end_orphans() -> None:
-    """Kill the stubs of embedded Tritons that were killed, and remove their shared memory.
+    """Kill the stubs of embedded Tritons that were killed, and remove the shared memory of Tritons that are gone.
 
     A stub ends by itself a moment after its server, unless it waits for a lock that the server had in their shared
     memory (python_backend, pb_stub.cc, UpdateHealth).
     """
+    regions = list(SHARED_MEMORY.glob(f"{REGION}*"))  # before the processes: a server that starts now is among those
+    alive = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):  # it has ended, or is another user's
             program, *arguments = process.cmdline() or [""]
             if program.endswith(STUB) and arguments[1:] and arguments[1].startswith(REGION) and _is_orphan(process):
                 process.kill()
-                (SHARED_MEMORY / arguments[1]).unlink(missing_ok=True)
+            else:
+                alive.append(" ".join(arguments))
+    for region in regions:
+        prefix = region.name[: region.name.rindex("_") + 1]
+        with suppress(OSError):  # it has been removed, or is another user's
+            if time.time() - region.stat().st_mtime > MIN_AGE_S and not any(prefix in command for command in alive):
+                region.unlink()
 
 
 def _is_orphan(stub: psutil.Process) -> bool:
