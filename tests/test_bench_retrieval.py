@@ -94,7 +94,9 @@ def test_sentence_says_how_many_runs_there_are_and_of_which_kinds(monkeypatch: p
     monkeypatch.setattr(retrieval, "_machines", lambda: machines)
     told = retrieval.sentence()
     assert "on 2 cores of 2 machines" in told
-    assert "of 2 of 24 runs (embedders, ColBERT): 1.20 to 1.50 times" in told, "a run on two machines counts once"
+    assert "(embedders, ColBERT)" in told
+    assert "1.20x to 1.50x with 1 client" in told
+    assert "2 of 24 runs" in told, "a run on two machines counts once"
 
 
 def test_every_model_has_a_peer_of_its_kind() -> None:

@@ -85,7 +85,9 @@ def test_build_from_a_models_yaml_then_check(
     (output / "topics" / "1" / "serving.json").write_text("{}")
     (output / "topics" / "1" / "model.onnx").unlink()
     assert main(["check", str(output)]) == 1
+    assert main(["check", str(tmp_path / "absent")]) == 1
     shown = capfd.readouterr().err
+    assert "(TR101)" in shown, "a finding of the whole repository names no file"
     assert "serving.json is not the file that was built" in shown
     assert "1/model.onnx is missing" in shown
 

@@ -67,7 +67,8 @@ def run(options: argparse.Namespace) -> int:
 def _show(repository: Path, findings: Sequence[Finding]) -> None:
     for finding in sorted(findings, key=lambda finding: finding.severity):
         location = finding.file if finding.line is None else f"{finding.file}:{finding.line}"
-        text = f"{MARKS[finding.severity]} {escape(str(finding))} [dim]({finding.code}, {escape(location)})[/]"
+        source = escape(", ".join(filter(None, (finding.code, location))))  # a repository's own finding has no file
+        text = f"{MARKS[finding.severity]} {escape(str(finding))} [dim]({source})[/]"
         screen.print(text, soft_wrap=True)
     for name, verdict in verdicts(repository).items():
         screen.print(f"  {name}: {escape(verdict)}", soft_wrap=True)

@@ -21,9 +21,9 @@ from builder.serving.plan.pods import Pod, PodSize, divide_models, pods_needed
 def parser() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(
         prog="build-repo plan",
-        description="Plan the models of a models.yaml that state a load, on the machine that it states: instances, "
-        "threads, slots, queues, caches, memory and shared memory, with the arithmetic. The exit status is 1 where the "
-        "load cannot be held.",
+        description="Plan the models of a models.yaml for the loads and the machine that it declares: instances, "
+        "threads, slots, queues, caches, memory and shared memory, with the arithmetic. The exit status is 1 if a load "
+        "cannot be met.",
     )
     add = arguments.add_argument
     add("models", type=Path, metavar="models.yaml", help="the file whose `load:` is planned for, on its `machine:`")

@@ -121,12 +121,12 @@ def run(options: argparse.Namespace) -> int:
         running = servers.running(name)
         if running is None:
             raise ServeError(f"the server at {servers} serves no {name}; build-repo serve loads all that is there")
-        if number not in versions or number == running:
-            there = ", ".join(map(str, versions))
-            raise ServeError(
-                f"version {running} of {name} answers at {servers}, and {repository} has {there}: name another of "
-                f"those, build-repo promote {name} VERSION"
-            )
+        others = ", ".join(str(other) for other in versions if other != running)
+        advice = f"name another of its versions ({others})" if others else "build a newer version"
+        if number == running:
+            raise ServeError(f"version {running} of {name} is what answers at {servers} already: {advice}")
+        if number not in versions:
+            raise ServeError(f"{repository} has no version {number} of {name}: {advice}")
         try:
             _refuse_another_task(versions, running, number)
             refusals = _refusals(options, servers, (running, number), versions[number].report)

@@ -81,7 +81,9 @@ def _read(path: Path) -> tuple[dict[str, Any], list[int]]:
         loader = Loader(path.read_text("utf-8"))
         node = loader.get_single_node()
         content = None if node is None else loader.construct_document(node)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except OSError as error:
+        raise SpecError(f"{path} cannot be read ({error.strerror})") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise SpecError(f"{path} cannot be read as YAML: {error}") from error
     document: dict[str, Any] = content if isinstance(content, dict) else {}
     models = document.get("models", [] if document.get("include") else None)

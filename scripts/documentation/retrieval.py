@@ -57,14 +57,14 @@ def sentence() -> str:
     ranges = []
     for count in CLIENTS:
         measured = [ratios[count] for _, _, ratios in runs if count in ratios]
-        ranges.append(f"{min(measured):.2f} to {max(measured):.2f} times as many from {_clients(count)}")
+        ranges.append(f"{min(measured):.2f}x to {max(measured):.2f}x with {_clients(count)}")
     ran = {RETRIEVAL_MODELS[name].kind for name, _, _ in runs}
     kinds = ", ".join(noun for kind, noun in KINDS.items() if kind in ran)
     made = len({(name, precision) for name, precision, _ in runs})
     return (
-        f"Retrieval models, on {machines[0].figures['cores']} cores of {len(machines)} machines: texts a second "
-        f"beside the fastest peer with as many bits, the lowest and the highest of {made} of "
-        f"{len(TITLES) * len(PRECISIONS)} runs ({kinds}): {', '.join(ranges)}."
+        f"Retrieval models ({kinds}), in multiples of the texts a second of the fastest peer with as many bits: "
+        f"{', '.join(ranges)}. These are the lowest and the highest of {made} of {len(TITLES) * len(PRECISIONS)} runs, "
+        f"on {machines[0].figures['cores']} cores of {len(machines)} machines."
     )
 
 

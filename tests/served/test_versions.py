@@ -209,6 +209,9 @@ def test_promote_replaces_a_version_only_by_an_equally_good_one(
         publish(mine, good)
         assert main(["promote", "beside", *where, "--slower", "1000"]) == 0
         assert "version 2 of beside answers" in capsys.readouterr().err
+        for version, refusal in (([], "is what answers"), (["7"], "no version 7 of beside")):
+            assert main(["promote", "beside", *version, *where]) == 1
+            assert refusal in capsys.readouterr().err
         assert control.versions("beside") == control.versions("beside_model") == {2}
 
         publish(mine, bad, keep=3)

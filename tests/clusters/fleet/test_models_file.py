@@ -105,7 +105,7 @@ def test_included_files_inherit_defaults_below_their_own(folder: Path) -> None:
         ("models: [7]", "models.yaml:1: each of `models`: expected a mapping of options; found 7"),
         ("defaults: [7]\nmodels: [{model: a/b}]", "models.yaml: `defaults`: expected a mapping of options"),
         ("include: none/*.yaml", "include: no file is called none/*.yaml"),
-        ("include: none.yaml", "none.yaml cannot be read as YAML"),
+        ("include: none.yaml", "none.yaml cannot be read (No such file or directory)"),
         ("include: {a: b}", "`include` is a path, or a list of them"),
         ("include: models.yaml", "models.yaml includes itself"),
         ("include: []", "expected a mapping with a list `models`"),
