@@ -25,9 +25,8 @@ MARKS = {Severity.ERROR: "[red]✗[/]", Severity.WARNING: "[yellow]![/]"}
 def parser() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(
         prog="build-repo check",
-        description="Check any repository without starting a server: what Triton would not load, and "
-        "what it would load and do otherwise than was meant. The exit status is 1 where an error was found, 0 where "
-        "there are warnings at most.",
+        description="Check any repository without starting a server: find what Triton refuses to load, and what it "
+        "loads but does not do as intended. The exit status is 1 if there is an error, 0 if there are only warnings.",
     )
     add = arguments.add_argument
     add("repository", nargs="?", **REPOSITORY)

@@ -46,13 +46,13 @@ class EvaluationRecord:
     beyond: str | None = None
     """Why the served model is worse than its build allows; None if it is not."""
     interval: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Interval that 95 of 100 such data have the difference in, by measure; empty for a single text or query."""
+    """95% interval of the difference, by measure; empty for a single text or query."""
 
     def table(self) -> Table:
         """Return a table of the measures side by side."""
         title = f"{self.data['name']}: {self.data['kind']}, {self.data['count']}"
         table = Table(title=title, title_justify="left", caption_justify="left")
-        for heading in ("", "PyTorch", "served", "difference", "in 95 of 100"):
+        for heading in ("", "PyTorch", "served", "difference", "95% interval"):
             table.add_column(heading, justify="right" if heading else "left")
         for name, value in self.pytorch.items():
             served = self.served[name]
