@@ -68,7 +68,7 @@ def locate(source: Source, weights: bool = True) -> CheckpointFiles:
         raise CheckpointError(
             f"{source.model} is a checkpoint of {gliner.library} and cannot be served for {task.name}; leave --task out"
         )
-    headless = source.adapter_labels is not None and not task.claims(config, saved_by)
+    headless = source.adapter_labels is not None and not task.has_head(config)
     if headless:
         config.num_labels = source.adapter_labels
     found = CheckpointFiles(

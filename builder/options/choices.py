@@ -107,7 +107,7 @@ class Choices(Options):
     text stays the same. Text generation on the CPU only."""
     adapters: int = Field(0, ge=0, le=512, json_schema_extra={"flag": True})
     """LoRA adapters that may answer at once, each request with its own; build-repo adapter adds and removes them. Text
-    generation, and in fp32 embeddings and classification, with ONNX Runtime on the CPU only."""
+    generation, and in fp32 embeddings, classification and rerankers, with ONNX Runtime on the CPU only."""
     adapter_rank: int = Field(16, ge=1, le=512, json_schema_extra={"flag": True})
     """Highest rank of an adapter; memory is reserved for it in each."""
     adapter_labels: int | None = Field(None, ge=1, le=4096, json_schema_extra={"flag": True})

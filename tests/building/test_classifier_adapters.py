@@ -19,6 +19,8 @@ from builder.building.adapters import add_adapter
 from builder.building.pipeline import build
 from builder.checkpoints.linear_layers import head_layers, linear_layers
 from builder.checkpoints.lora import PREFIX, WEIGHTS, merged, read_lora
+from builder.checkpoints.resolve import resolve
+from builder.checkpoints.tasks.base import encoder_task
 from builder.common.errors import BuilderError, CheckpointError
 from builder.options import make_spec
 from builder.repository.adapters import read_adapters, remove_adapter
@@ -31,6 +33,7 @@ from builder.runtime.lora import LORA_HEAD, LoraStacks
 from builder.serving.plan.needs import published
 from builder.serving.plan.unbuilt import needs_of_checkpoint
 from tests.lora import AdaptedModel, save_lora
+from tests.rerankers import make_classifying_reranker, make_reranker
 from tests.tiny_encoders import make_checkpoint
 
 TEXTS = ("The museum in Oslo opens at nine", "A text", "Rain is expected in the north tomorrow, and snow in the hills")
@@ -274,9 +277,41 @@ def test_heads_of_several_layers_answer_as_pytorch(model_type: str, tmp_path: Pa
     assert 0 < about.error < 1e-4
 
 
+@pytest.mark.parametrize("kind", ["cross-encoder", "classifying decoder", "decoder"])
+def test_rerankers_answer_as_the_library_with_an_adapter(kind: str, tmp_path: Path) -> None:
+    """A decoder that scores tokens has no head of its own; others have one with a single label."""
+    if kind == "cross-encoder":
+        checkpoint = make_checkpoint(tmp_path / "checkpoint", "bert", TEXT, num_labels=1)
+    else:
+        make = make_reranker if kind == "decoder" else make_classifying_reranker
+        checkpoint = make(tmp_path / "checkpoint", "qwen3")
+    spec = make_spec(model=str(checkpoint), task="text-ranking", output=tmp_path, **OPTIONS)
+    build(spec)
+    loaded = resolve(spec)
+    assert len(head_layers(loaded.model)) == (kind != "decoder")
+    saved = save_lora(tmp_path / "a", loaded.model, ("query", "q_proj"), labels=int(kind != "decoder"))
+    if kind == "classifying decoder":  # whose head has no bias
+        weights = load_file(saved / WEIGHTS)
+        del weights[f"{PREFIX}score.bias"]
+        save_file(weights, saved / WEIGHTS)
+    add_adapter(tmp_path, "m", "a", str(saved), str(checkpoint))
+    sample = {"query": TEXTS[0], "documents": list(TEXTS[1:])}
+    tensors = {"query": np.array([[TEXTS[0]]], object), "documents": np.array([TEXTS[1:]], object)}
+    base, actual = answered(
+        open_front(tmp_path / "m" / "1"), tensors, {**tensors, "lora_name": np.array([["a"]], object)}
+    )
+    task, heads = encoder_task(loaded.task), head_layers(loaded.model)
+    assert base["score"][0] == pytest.approx(task.reference(loaded, sample)["score"], abs=2e-6)
+    with merged(loaded.model, read_lora(str(saved), linear_layers(loaded.model), 4, heads=heads)):
+        expected = task.reference(loaded, sample)
+    assert actual["score"][0] == pytest.approx(expected["score"], abs=2e-6)
+    assert not np.allclose(base["score"], actual["score"], atol=1e-3)
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
+        ({"task": "text-ranking", "adapter_labels": 1}, "--adapter-labels is for classification; text-ranking has no"),
         ({"serving": {"dynamo": True}}, "--adapters does not go with serving.dynamo"),
         ({"adapter_labels": None}, "has no head for text-classification: 2 weights would be random"),
     ],

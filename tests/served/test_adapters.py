@@ -1,15 +1,17 @@
-"""Adapters of an encoder on a real Triton and through its gateway, added and removed while both run."""
+"""Adapters of encoders on a real Triton and through its gateway, added and removed while both run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import httpx
 import numpy as np
 import openai
 import pytest
-from transformers import AutoModel
+from transformers import AutoModel, AutoModelForSequenceClassification
 
 from builder.building.adapters import add_adapter
 from builder.building.pipeline import build
@@ -68,3 +70,54 @@ def test_gateway_embeds_with_adapters_that_change_meanwhile(module_folder: Calla
         with pytest.raises(openai.NotFoundError, match="it has a, c"):
             embedded("b")
         assert listed() == {"m", "m:a", "m:c"}
+
+
+def test_gateway_classifies_and_ranks_with_adapters(module_folder: Callable[[str], Path]) -> None:
+    """Each adapter has a head: with two or three labels, of a checkpoint without any, or with one that ranks."""
+    folder = module_folder("served-heads")
+    repository, port = folder / "repository", free_ports().http
+    checkpoints = {
+        "moods": make_checkpoint(folder / "moods", "bert", "feature-extraction"),
+        "ranks": make_checkpoint(folder / "ranks", "bert", "text-classification", num_labels=1),
+    }
+    options: dict[str, Any] = {"output": repository, "adapters": 1, "adapter_rank": 4}
+    classifying = {"task": "text-classification", "adapter_labels": 3}
+    build(make_spec(model=str(checkpoints["moods"]), name="moods", **classifying, **options))
+    build(make_spec(model=str(checkpoints["ranks"]), name="ranks", task="text-ranking", **options))
+    adapters = {"moods:two": 2, "moods:three": 3, "ranks:one": 1}
+    with running(repository) as server, gateway(server.url, "127.0.0.1", port):
+
+        def posted(route: str, **body: Any) -> Any:
+            return httpx.post(f"http://127.0.0.1:{port}{route}", json=body).raise_for_status().json()
+
+        def scores(model: str) -> Any:
+            if model.startswith("moods"):
+                return [one["probs"] for one in posted("/classify", model=model, input=TEXTS)["data"]]
+            ranked = posted("/rerank", model=model, query=TEXTS[0], texts=TEXTS)
+            return [one["score"] for one in sorted(ranked, key=lambda one: one["index"])]
+
+        expected = {}
+        for seed, (label, labels) in enumerate(adapters.items()):
+            name, _, adapter = label.partition(":")
+            model = AutoModelForSequenceClassification.from_pretrained(checkpoints[name])
+            saved = save_lora(folder / adapter, model, ("query", "value"), seed=seed, labels=labels)
+            add_adapter(repository, name, adapter, str(saved), str(checkpoints[name]))
+            tensors = {"lora_name": np.array([[adapter]] * len(TEXTS), object)}
+            if name == "moods":
+                tensors["text_input"] = np.array([[text] for text in TEXTS], object)
+            else:
+                tensors |= {"query": np.array([[TEXTS[0]]], object), "documents": np.array([TEXTS], object)}
+            (answer,) = open_front(repository / name / "1")([tensors])
+            assert isinstance(answer, dict)
+            expected[label] = answer["class_scores"] if name == "moods" else answer["score"][0]
+            assert expected[label].shape == ((len(TEXTS), labels) if name == "moods" else (len(TEXTS),))
+        listed = httpx.get(f"http://127.0.0.1:{port}/v1/models").json()["data"]
+        assert {one["id"] for one in listed} == {"moods", "ranks", *adapters}
+        with ThreadPoolExecutor(8) as clients:
+            for label, actual in zip([*adapters] * 4, clients.map(scores, [*adapters] * 4), strict=True):
+                np.testing.assert_allclose(actual, expected[label], rtol=0, atol=1e-5)
+        remove_adapter(repository, "moods", "two")
+        with pytest.raises(httpx.HTTPStatusError, match="404"):
+            scores("moods:two")
+        with pytest.raises(httpx.HTTPStatusError, match="400"):
+            scores("moods")

@@ -40,6 +40,7 @@ from builder.runtime.encoder.pipeline import Pipeline
 from builder.runtime.encoder.scores import CLASS_SCORES
 from builder.runtime.encoder.task import HEADLESS, OWN_LABELS
 from builder.runtime.fields import Field, InputError
+from builder.runtime.tokens import TOKENS
 
 MAX_QUICK_WEIGHTS = 200_000_000  # bytes: such a model answers a hundred further texts in seconds
 MAX_QUICK_CALLS = 1e13  # tokens, times the bytes of the weights in fp32: about a minute of two cores
@@ -263,7 +264,9 @@ def make_evaluator(
     front.mkdir(exist_ok=True)  # an earlier attempt may have left it
     _write_front(front, serving, tokenizer, files)
     inputs, outputs = task.fields(parameters)
-    fields = ((*inputs, ADAPTER) if spec.adapters else inputs), outputs
+    fields = inputs, outputs
+    if spec.adapters:  # whose names are an answer in TOKENS
+        fields = (*inputs, ADAPTER), tuple(dict.fromkeys((*outputs, TOKENS)))
     if spec.samples is not None:
         samples: tuple[Sample, ...] = load_samples(spec.samples, inputs, task.labels)
     else:

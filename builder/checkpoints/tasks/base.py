@@ -92,6 +92,10 @@ class Task(ABC):
         `saved_by`: the class of sentence-transformers that its modules.json is of, or another library; None if there
         is none.
         """
+        return self.has_head(config)
+
+    def has_head(self, config: PreTrainedConfig) -> bool:
+        """Return True if a checkpoint with this configuration was saved with the head that the task needs."""
         classes = model_class_names(self.auto_class()).values()
         return any(name in classes for name in config.architectures or [])
 

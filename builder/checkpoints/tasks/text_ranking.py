@@ -61,7 +61,6 @@ def _graded(texts: Sequence[str], at: int, count: int) -> Sample:
 class TextRanking(TextClassification):
     name = "text-ranking"
     has_class_scores = False
-    takes_adapters = False
     precedence = 3
     rows_begin_alike = True
     metric = "rank correlation"

@@ -83,7 +83,7 @@ class ModelIndex(Protocol):
 
     async def hosted(self, front: str) -> str: ...
 
-    async def adapters(self, name: str, has_batch: bool) -> list[str]: ...
+    async def adapters(self, model: ServedModel) -> list[str]: ...
 
 
 class Catalogue:
@@ -121,7 +121,7 @@ class Catalogue:
 
     async def adapter_names(self, model: ServedModel) -> list[str]:
         """Ask a model for its adapters. Raises ApiError."""
-        return await self.server.adapters(model.name, bool(model.batch))
+        return await self.server.adapters(model)
 
     def temporarily_unavailable(self) -> list[ServedModel]:
         """Return the models that are not ready now, including those that were unloaded for good."""

@@ -24,7 +24,7 @@ from builder.serving.gateway.backend import Metadata
 from builder.serving.gateway.errors import ApiError, ServerUnreachable, unavailable
 from builder.serving.gateway.http_responses import loads
 from builder.serving.gateway.pending_calls import AbandonedCalls, BackendLost
-from builder.serving.gateway.served_model import MODEL_INPUT
+from builder.serving.gateway.served_model import MODEL_INPUT, ServedModel
 from builder.serving.gateway.tensors import Outputs, add_tensor, read_outputs
 from builder.serving.gateway.triton_stream import TritonStream
 
@@ -154,10 +154,12 @@ class Triton:
             raise ApiError(504, f"{front} does not say what it hosts within {TIMEOUT_S:g} s", code="timeout") from error
         return text
 
-    async def adapters(self, name: str, has_batch: bool) -> list[str]:
+    async def adapters(self, model: ServedModel) -> list[str]:
         """Return the adapters of a model that takes some."""
-        request, shape = service_pb2.ModelInferRequest(model_name=name), (1, 1) if has_batch else (1,)
-        for field, value in ((PROMPT_INPUT, "-"), (ADAPTER, ALL_ADAPTERS)):
+        name, shape = model.name, (1, 1) if model.batch else (1,)
+        request = service_pb2.ModelInferRequest(model_name=name)
+        required = [field for field in model.inputs.values() if not field.optional] or [PROMPT_INPUT]
+        for field, value in (*((field, "-") for field in required), (ADAPTER, ALL_ADAPTERS)):
             add_tensor(request, field, [value], shape)
         try:
             async with asyncio.timeout(TIMEOUT_S), contextlib.aclosing(self.stream(request)) as answers:

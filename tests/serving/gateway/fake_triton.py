@@ -19,6 +19,7 @@ from builder.runtime.tokens import TOKENIZE, TOKENS
 from builder.serving.gateway.backend import Backend, Metadata
 from builder.serving.gateway.catalogue import ModelIndex
 from builder.serving.gateway.errors import ApiError
+from builder.serving.gateway.served_model import ServedModel
 from builder.serving.gateway.tensors import LENGTH, Output
 
 LONGEST = 64
@@ -141,9 +142,9 @@ class FakeTriton(Backend, ModelIndex):
     async def hosted(self, front: str) -> str:
         raise ApiError(404, f"{front} is no shared front")
 
-    async def adapters(self, name: str, has_batch: bool) -> list[str]:
-        assert has_batch == (MODELS[name][0] != "text-generation")
-        if ADAPTER not in MODELS[name][1]:
+    async def adapters(self, model: ServedModel) -> list[str]:
+        assert bool(model.batch) == (model.task != "text-generation")
+        if ADAPTER not in MODELS[model.name][1]:
             raise ApiError(400, "'lora_name' is not an option of this model")
         return self.adapter_names
 

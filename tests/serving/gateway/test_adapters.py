@@ -14,6 +14,7 @@ from builder.runtime.fields import Field
 from builder.runtime.generation.options import OUTPUTS, PROMPT_OUTPUTS
 from builder.serving.gateway.errors import ApiError
 from builder.serving.gateway.residency.repository_models import RepositoryModels
+from builder.serving.gateway.served_model import ServedModel
 from tests.serving.gateway.fake_triton import GUIDED, MODELS, OPTIONS, FakeTriton
 from tests.serving.gateway.requests import fetch, gateway
 
@@ -125,8 +126,8 @@ def test_adapters_are_listed_after_their_model(triton: FakeTriton) -> None:
 def test_models_are_listed_if_one_does_not_tell_its_adapters(
     triton: FakeTriton, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def unable(name: str, has_batch: bool) -> list[str]:
-        raise ApiError(504, f"{name} does not list its adapters")
+    async def unable(model: ServedModel) -> list[str]:
+        raise ApiError(504, f"{model.name} does not list its adapters")
 
     monkeypatch.setattr(triton, "adapters", unable)
     names = [model["id"] for model in fetch("/v1/models", app=gateway(triton)).json["data"]]

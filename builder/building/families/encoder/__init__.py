@@ -28,7 +28,6 @@ from builder.building.verify.quality import SERVED_TOLERANCE
 from builder.building.verify.recording import graph_case
 from builder.building.verify.runtimes import Replay
 from builder.checkpoints.checkpoint import Checkpoint
-from builder.checkpoints.linear_layers import head_layers
 from builder.checkpoints.tasks.base import encoder_task
 from builder.common.errors import CheckpointError, SpecError, VerificationError
 from builder.common.machine import cpu
@@ -99,10 +98,10 @@ def _refuse_adapters(spec: BuildSpec, checkpoint: Checkpoint, variants: Sequence
     """Raise SpecError for --adapters with a task, an engine or another option that has none, or for too many."""
     if not encoder_task(checkpoint.task).takes_adapters:
         raise SpecError(
-            "--adapters is for text generation, embeddings, and classification of texts and tokens; "
+            "--adapters is for text generation, embeddings, rerankers, and classification of texts and tokens; "
             f"{checkpoint.task.name} takes none"
         )
-    if spec.adapter_labels and not head_layers(checkpoint.model):
+    if spec.adapter_labels and "labels" not in encoder_task(checkpoint.task).parameters(checkpoint):
         raise SpecError(f"--adapter-labels is for classification; {checkpoint.task.name} has no labels: leave it out")
     others = {
         "--graph": spec.graph is not None,
@@ -161,6 +160,7 @@ class Encoder:
         require_disk_space(weights_bytes(module), GRAPHS)
         long = long_references(module, rows_of(checkpoint), checkpoint.max_length)
         begin_alike = self.spec.target == "cpu" and encoder_task(checkpoint.task).rows_begin_alike
+        begin_alike = begin_alike and self._adapters is None  # one beginning would be for one adapter
         return ExportedEncoder(export(checkpoint, self.folder, begin_alike, self._adapters), long)
 
     def reference(self, exported: ExportedEncoder) -> MeasuredVariant:

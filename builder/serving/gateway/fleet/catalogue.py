@@ -12,6 +12,7 @@ from builder.serving.gateway.errors import ApiError, unavailable
 from builder.serving.gateway.fleet.fleet_server import FleetServer
 from builder.serving.gateway.fleet.members import FleetMembers
 from builder.serving.gateway.fleet.versions import holders_of
+from builder.serving.gateway.served_model import ServedModel
 from builder.serving.gateway.triton import Triton
 
 ASK_TIMEOUT_S = 3.0  # of a question that another server can answer too
@@ -47,9 +48,9 @@ class FleetIndex(ModelIndex):
         """Return hosted.json of a shared front, which is the same on every server that has the front."""
         return await self._first(front, "", lambda triton: triton.hosted(front))
 
-    async def adapters(self, name: str, has_batch: bool) -> list[str]:
+    async def adapters(self, model: ServedModel) -> list[str]:
         """Return the adapters of a model."""
-        return await self._first(name, "", lambda triton: triton.adapters(name, has_batch))
+        return await self._first(model.name, "", lambda triton: triton.adapters(model))
 
     async def _first(self, name: str, version: str, ask: Callable[[Triton], Awaitable[T]]) -> T:
         """Return the first answer of the servers that have a model loaded. Raises the last one's ApiError.
