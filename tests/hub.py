@@ -26,9 +26,10 @@ def hub(name: str, files: Mapping[str, bytes], gated: bool = False) -> Iterator[
         def answer(self) -> bytes:
             sent: dict[str, str] = {}
             file = self.path.removeprefix(f"/{name}/resolve/{COMMIT}/")
-            if self.path in (f"/api/models/{name}/revision/main", f"/api/models/{name}/revision/{COMMIT}"):
+            model = f"/api/models/{name}"
+            if self.path in (model, f"{model}/revision/main", f"{model}/revision/{COMMIT}"):
                 content = json.dumps({"id": name, "sha": COMMIT, "siblings": []}).encode()
-            elif self.path.startswith(f"/api/models/{name}/tree/"):
+            elif self.path.startswith(f"{model}/tree/"):
                 tree = [
                     {"type": "file", "path": path, "size": len(files[path]), "oid": _oid(files[path])} for path in files
                 ]

@@ -22,6 +22,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils.tqdm import tqdm
 from safetensors import SafetensorError, safe_open
 
+from builder.checkpoints.hub import UnansweredError, bound_requests, resolve_commit
 from builder.checkpoints.untrusted import INDEX, indexed_files
 from builder.common.errors import CheckpointError, RepositoryError, first_line
 from builder.common.hub_cache import current_snapshot
@@ -52,9 +53,14 @@ def fetch(model: str, revision: str | None, weights: bool) -> tuple[Path, str | 
     if root.exists() or not HUB_ID.fullmatch(model):
         raise CheckpointError(f"{model} is neither a folder nor a Hub id such as org/name")
     patterns = FILES if weights else [pattern for pattern in FILES if pattern != "*.safetensors"]
+    bound_requests()
     try:
-        download = _download if weights else snapshot_download
-        local = Path(download(model, revision=revision, allow_patterns=patterns))
+        commit = resolve_commit(model, revision)
+        if isinstance(commit, UnansweredError):
+            local = Path(_cached(model, commit.__cause__ or commit, revision=revision, allow_patterns=patterns))
+        else:
+            download = _download if weights else snapshot_download
+            local = Path(download(model, revision=commit, allow_patterns=patterns))
     except GatedRepoError as error:
         raise CheckpointError(
             f"{model} is gated: ask for access at {ENDPOINT}/{model}, and set HF_TOKEN to a token of that account"
@@ -88,20 +94,19 @@ def _download(model: str, **files: Any) -> str:
     try:
         planned = snapshot_download(model, **files, tqdm_class=_reporting(lambda done, total: None, 0), dry_run=True)
     except DryRunError as unanswered:
-        return _cached(model, unanswered, **files)
+        return _cached(model, unanswered.__cause__ or unanswered, **files)
     total = sum(file.file_size or 0 for file in planned if file.will_download)
     return snapshot_download(model, **files, tqdm_class=_reporting(on_progress, total))
 
 
-def _cached(model: str, unanswered: DryRunError, **files: Any) -> str:
-    """Return the folder of a snapshot in the cache. Raises LocalEntryNotFoundError, which says why the Hub failed."""
+def _cached(model: str, unanswered: BaseException, **files: Any) -> str:
+    """Return the folder of a snapshot in the cache. Raises `unanswered`, why the Hub failed, if there is none."""
     try:
         return snapshot_download(model, **files, local_files_only=True)
     except IncompleteSnapshotError:  # names the files that are missing
         raise
     except LocalEntryNotFoundError:
-        reason = first_line(unanswered.__cause__ or unanswered)
-        raise LocalEntryNotFoundError(reason) from unanswered
+        raise unanswered from None
 
 
 def _reporting(on_progress: OnProgress, total: int) -> type[tqdm]:

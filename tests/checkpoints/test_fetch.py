@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -13,6 +15,7 @@ from huggingface_hub.utils._paths import filter_repo_objects
 
 from builder.checkpoints import fetch as fetch_module
 from builder.checkpoints.fetch import fetch
+from builder.checkpoints.hub import resolve_commit
 from builder.common.errors import CheckpointError
 from builder.common.progress import reporting_downloads
 from tests.hub import COMMIT, hub
@@ -32,7 +35,7 @@ def test_fetch_downloads_the_files_that_transformers_reads(
     """Regression: a chat template in a separate file, as transformers saves it, was not downloaded."""
     fetched: set[str] = set()
 
-    def snapshot(name: str, revision: str | None, allow_patterns: list[str]) -> str:
+    def snapshot(name: str, allow_patterns: list[str], **_: object) -> str:
         fetched.update(filter_repo_objects(sorted(READ | LEFT), allow_patterns=allow_patterns))
         return str(tmp_path)
 
@@ -46,6 +49,7 @@ def hub_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
     """Return a function that makes an address the Hub of this process, with an empty cache."""
 
     def use(url: str) -> None:
+        resolve_commit.cache_clear()  # as in a process of its own
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
         monkeypatch.setattr(
@@ -115,17 +119,17 @@ def failing_hub() -> Iterator[tuple[str, list[str]]]:
 
 
 def test_fetch_asks_a_hub_that_fails_once(hub_of: Callable[[str], None], failing_hub: tuple[str, list[str]]) -> None:
-    """Regression: the download asked again after the count of its bytes had failed, and waited as long again."""
+    """Regression: each part of a build asked again, from its key to the download, and waited as long again."""
     failing, asked = failing_hub
     with reporting_downloads(lambda done, total: None):
         with hub("org/writer", {"config.json": b"{}", "model.safetensors": bytes(100)}) as url:
             hub_of(url)
             cached = fetch("org/writer", None, weights=True)
         hub_of(failing)
-        assert fetch("org/writer", None, weights=True) == cached
+        assert [fetch("org/writer", None, weights) for weights in (False, True)] == [cached, cached]
         with pytest.raises(CheckpointError, match=r"no folder org/other here.*503"):
             fetch("org/other", None, weights=True)
-    assert asked == ["/api/models/org/writer/revision/main", "/api/models/org/other/revision/main"]
+    assert asked == ["/api/models/org/writer", "/api/models/org/other"]
 
 
 @pytest.mark.parametrize("weights", [True, False])
@@ -139,3 +143,16 @@ def test_fetch_refuses_a_hub_that_disconnects(
         pytest.raises(CheckpointError, match=r"no folder org/broken here.*disconnected"),
     ):
         fetch("org/broken", None, weights)
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_fetch_refuses_a_hub_that_accepts_and_never_answers(
+    listed: bool, hub_of: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: it was waited for without end. `listed`: the commit is given, and the list of files asked for."""
+    monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 0.1)
+    monkeypatch.setattr(time, "sleep", lambda _: None)  # between the library's attempts
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        hub_of(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(CheckpointError, match=r"no folder org/other here.*timed out"):
+            fetch("org/other", COMMIT if listed else None, weights=False)

@@ -85,7 +85,7 @@ def test_vllm_pins_a_hub_id_to_its_commit_without_its_weights(
         if file.suffix == ".json":
             (commit / file.name).write_bytes(file.read_bytes())
 
-    def snapshot(name: str, revision: str | None, allow_patterns: list[str]) -> str:
+    def snapshot(name: str, allow_patterns: list[str], **_: object) -> str:
         fetched.update(name=name, patterns=allow_patterns)
         return str(commit)
 
