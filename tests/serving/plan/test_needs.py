@@ -9,12 +9,12 @@ import pytest
 
 from builder.checkpoints.resolve import resolve
 from builder.common.errors import SpecError
-from builder.common.memory import weights_bytes
+from builder.common.memory import cache_bytes, weights_bytes
 from builder.graphs.export.decoder import cache_shapes
 from builder.graphs.export.seq2seq import seq2seq_shapes
 from builder.options import make_spec
 from builder.repository.report.record import read_report
-from builder.runtime.contract import load_encoder, load_generation
+from builder.runtime.contract import LayerShape, load_encoder, load_generation
 from builder.serving.plan.machine import plan
 from builder.serving.plan.needs import needs_of, published
 from tests.decoders import make_decoder_checkpoint
@@ -51,6 +51,15 @@ def test_needs_of_a_mixture_of_experts_require_no_weights(tmp_path: Path) -> Non
     folder = make_decoder_checkpoint(tmp_path / "experts", "glm4_moe")
     needs = needs_of(make_spec(model=str(folder), output=tmp_path))
     assert needs.layers == cache_shapes(resolve(make_spec(model=str(folder), output=tmp_path)).model)
+
+
+def test_needs_of_latent_attention_count_latents(tmp_path: Path) -> None:
+    """A token's latent and rotated key, 16 + 8 numbers a layer, are kept once for all heads."""
+    folder = make_decoder_checkpoint(tmp_path / "latents", "deepseek_v3")
+    needs = needs_of(make_spec(model=str(folder), output=tmp_path))
+    assert {(layer.heads, layer.size) for layer in needs.layers} == {(1, 24)}
+    expanded = [LayerShape(4, 24)] * len(needs.layers)
+    assert 4 * cache_bytes(needs.layers, 1, 100, 4) == cache_bytes(expanded, 1, 100, 4)
 
 
 def test_needs_of_a_published_model_include_its_latencies(repository: Path, checkpoint: Callable[[str], Path]) -> None:
