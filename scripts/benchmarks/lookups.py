@@ -140,7 +140,7 @@ def simulate(
             return {"speed": written / spent / plain, "guessed": kept / written, "right": kept / max(1, proposed)}
         tokens = rows
         for lookup, left in running:
-            proposal = lookup.propose(min(MAX_STEP_TOKENS - rows, len(left) - 1), least_probability(rows))
+            proposal = lookup.propose(min(MAX_STEP_TOKENS - tokens, len(left) - 1), least_probability(rows))
             right = common_length(proposal, left)
             lookup.extend(left[: right + 1])
             del left[: right + 1]

@@ -158,15 +158,14 @@ def test_paged_speculation_does_not_change_answers(blocks: int) -> None:
 
 
 def test_step_of_most_rows_runs_no_speculative_tokens() -> None:
-    executor = CopyingPagedExecutor(MAX_STEP_TOKENS, 200, 800)
+    executor = CopyingPagedExecutor(MAX_STEP_TOKENS, 200, 4000)
     executor.can_speculate = True
-    loop = DecodeLoop(executor, SchedulerLimits(100, 64))
+    loop = DecodeLoop(executor, SchedulerLimits(100, 512))
     for _ in range(MAX_STEP_TOKENS):
-        loop.submit(Asked([*PROMPT, *PROMPT[:3]], 30).sequences)
-    while len(loop.scheduler.running) < MAX_STEP_TOKENS or any(
-        sequence.status is SequenceStatus.PREFILLING for sequence in loop.scheduler.running
-    ):
+        loop.submit(Asked([*PROMPT, *PROMPT[:3]], 100).sequences)
+    for _ in range(10):  # to the end of every prompt, before the end of an answer
         loop.step()
+    assert [sequence.status for sequence in loop.scheduler.running] == MAX_STEP_TOKENS * [SequenceStatus.DECODING]
     before = loop.stats.guessed_tokens
     loop.step()
     assert executor.calls[-1] == MAX_STEP_TOKENS

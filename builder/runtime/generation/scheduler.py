@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ..lora import LoraStacks
     from .encoder_cache import EncoderCache
 
-MAX_STEP_TOKENS = 32  # of a step with speculative tokens, which must then be almost certain
+MAX_STEP_TOKENS = 64  # of a step with speculative tokens
 # With 16, a draft's tokens took longer than they saved (GPT-2 on OpenVINO, two cores).
 MAX_DRAFTED_STEP_TOKENS = 8  # of a step with tokens of a draft, but for those of prompt lookup
 
