@@ -175,10 +175,10 @@ def checkpoint_facts(source: Source) -> dict[str, Any]:
 
         _, commit = fetch(source.model, source.revision, weights=False)
         return {"source": source.model.rstrip("/"), "commit": commit}
-    folder = current_snapshot(folder)
-    refuse_files(folder, source.model)  # a FIFO would block, and a link to a device never end
+    snapshot = current_snapshot(folder)
+    refuse_files(snapshot, source.model)  # a FIFO would block, and a link to a device never end
     try:
-        return {"source": folder.resolve().name, "contents": dict(_contents(folder))}
+        return {"source": folder.resolve().name, "contents": dict(_contents(snapshot))}
     except OSError as error:
         raise CheckpointError(f"{error.filename} cannot be read ({error.strerror})") from error
 

@@ -83,6 +83,11 @@ def fetch(model: str, revision: str | None, weights: bool) -> tuple[Path, str | 
     return local, local.name  # a snapshot's folder is named by its commit
 
 
+def source_name(model: str, commit: str | None) -> str:
+    """Return the name of a checkpoint in reports: its Hub id or, without a `commit`, that of the given folder."""
+    return model.rstrip("/") if commit else Path(model).expanduser().resolve().name
+
+
 def _download(model: str, **files: Any) -> str:
     """Return the folder of a snapshot, after downloading what is missing; report the bytes if someone listens.
 

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
-from builder.checkpoints.fetch import fetch, refuse_damaged
+from builder.checkpoints.fetch import fetch, refuse_damaged, source_name
 from builder.checkpoints.json_files import read_json
 from builder.checkpoints.linear_layers import NO_LAYERS, LinearLayer, linear_layers
 from builder.checkpoints.untrusted import refuse_files
@@ -106,10 +106,9 @@ def read_lora(
         a, b = (matrices[f"{PREFIX}{name}.lora_{part}.weight"] for part in "AB")
         _refuse_misfit(source, name, a, b, layers, max_rank)
         read[name] = LoraLayer(a, b, _scale(source, name, len(a), config))
-    label = source.rstrip("/") if revision else folder.resolve().name
     labels = _read_labels(folder / "config.json") if heads else {}
     base = config.get("base_model_name_or_path")
-    return LoraAdapter(label, revision, sha256_of(folder / WEIGHTS), base, read, head, labels)
+    return LoraAdapter(source_name(source, revision), revision, sha256_of(folder / WEIGHTS), base, read, head, labels)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from dataclasses import replace
 from transformers import PreTrainedModel
 
 from builder.checkpoints.checkpoint import Checkpoint, CheckpointFiles
-from builder.checkpoints.fetch import fetch, read_card, refuse_damaged, weight_files
+from builder.checkpoints.fetch import fetch, read_card, refuse_damaged, source_name, weight_files
 from builder.checkpoints.gliner.settings import read_settings as read_gliner
 from builder.checkpoints.gliner2.settings import read_settings as read_gliner2
 from builder.checkpoints.late_interaction import load_late_interaction
@@ -72,7 +72,7 @@ def locate(source: Source, weights: bool = True) -> CheckpointFiles:
     if headless:
         config.num_labels = source.adapter_labels
     found = CheckpointFiles(
-        source=source.model.rstrip("/") if revision else root.resolve().name,
+        source=source_name(source.model, revision),
         revision=revision,
         folder=folder,
         weights=tuple(files),

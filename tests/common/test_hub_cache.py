@@ -31,8 +31,9 @@ def test_folder_of_the_hub_cache_stands_for_one_snapshot(tmp_path: Path) -> None
     """Regression: without refs/main, which a download of one commit does not write, the folder was read as it is."""
     models, data = cached(tmp_path / "models--org--a", NEW), cached(tmp_path / "datasets--org--a", NEW)
     assert fetch(str(models), None, weights=True) == (models / "snapshots" / NEW, None)
-    facts = [checkpoint_facts(Source(str(folder))) for folder in (models, models / "snapshots" / NEW)]
-    assert facts[0] == facts[1]
+    of_folder, of_snapshot = (checkpoint_facts(Source(str(one))) for one in (models, models / "snapshots" / NEW))
+    assert of_folder["contents"] == of_snapshot["contents"]
+    assert of_folder["source"] == "models--org--a", "Regression: a newer snapshot was refused as another model"
     assert read_parts(data) == {"rows": [{"commit": NEW}]}
     several = cached(tmp_path / "models--org--b", OLD, NEW, main=OLD)
     assert current_snapshot(several) == several / "snapshots" / OLD

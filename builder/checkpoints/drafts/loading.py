@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.drafts import ASSISTANT, MTP, assistant, checked_folder, draft_format, eagle3, mtp
 from builder.checkpoints.drafts.layers import DraftLayers
-from builder.checkpoints.fetch import read_card, refuse_damaged, weight_files
+from builder.checkpoints.fetch import read_card, refuse_damaged, source_name, weight_files
 from builder.common.hashing import digest_of
 from builder.options import Source
 
@@ -43,7 +43,7 @@ def load_draft(source: Source, of_target: Source, target: Checkpoint) -> HiddenS
         layers = eagle3.load(folder, files, source.model, target.model)
     checkpoint = replace(
         target,
-        source=source.model.rstrip("/") if revision else folder.resolve().name,
+        source=source_name(source.model, revision),
         revision=revision,
         folder=folder,
         weights=tuple(files),
