@@ -25,9 +25,8 @@ MIN_PAUSE, MAX_PAUSE = 8, 256  # tokens of an answer
 MAX_LOOKUP_LENGTH = 15  # tokens that prompt lookup proposes
 PRIORS = (0.2, 0.4, 0.6, 0.6)  # by length of a match, from 1 on: how probable the token is that followed it earlier
 LEARNING_RATE = 0.1  # weight of the newest token in these probabilities
-TOKEN_COST = (
-    0.15  # time of one more token in a step over that of the first (GPT-2, both engines, two cores: 0.08 to 0.2)
-)
+# Time of one more token in a step over that of the first (GPT-2, both engines, two cores: 0.08 to 0.2)
+TOKEN_COST = 0.15
 
 
 def next_pause(pause: int) -> int:
