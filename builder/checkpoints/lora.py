@@ -193,7 +193,7 @@ def _read_labels(path: Path) -> dict[str, Any]:
     """Return the settings LABELS of the configuration `path`, which may be absent. Raises CheckpointError."""
     found = {name: value for name, value in read_json(path, {}).items() if name in LABELS}
     names = found.get("id2label", {})
-    if not isinstance(names, dict) or not all(key.isdigit() for key in names):
+    if not isinstance(names, dict) or not all(key.isdecimal() for key in names):
         raise CheckpointError(f"{path} has the id2label {json.dumps(names)[:60]}; expected names by number")
     return found
 

@@ -156,7 +156,9 @@ def test_tokens_are_classified_by_the_labels_of_each_adapter(tagger: Built) -> N
     before = front.counts.calls
     together = answered(front, *(request(name, TEXTS[:1], **options) for name in names))
     assert front.counts.calls == before + 1
+    tasks = dict(front.tasks)
     apart = answered(front, *(request(name, **options) for name in names))
+    assert dict(front.tasks) == tasks, "Regression: each request made the tables of its adapter's labels again"
     for name, answer in zip(names * 2, (*together, *apart), strict=True):
         for row, text in enumerate(TEXTS[: len(answer["entities"])]):
             expected = tagger.expected(name, text, ignore_labels=["none"], aggregation_strategy="simple")
@@ -217,6 +219,7 @@ def test_adapter_with_an_unusable_head_is_not_added(
     ("names", "reason"),
     [
         ({"0": "no", "1": "yes"}, "id2label of config.json names 2 labels .* the head has 3 outputs"),
+        ({"²": "no"}, "expected names by number"),  # isdigit, but not a number
         (["no", "yes"], r"has the id2label \[\"no\", \"yes\"\]; expected names by number"),
     ],
 )

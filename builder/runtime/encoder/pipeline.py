@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Union
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from tokenizers import Encoding
@@ -83,6 +84,7 @@ class Pipeline:
         )
         self.folder = folder
         self.task = task_type(self.serving, self.text, folder)
+        self.tasks: "WeakKeyDictionary[Adapter, Task]" = WeakKeyDictionary()  # of adapters with labels of their own
         self.adapters = None if lora is None else Adapters(folder.parent / FOLDER, lora)
         self.inputs = CallInputs(self.serving, lora)
         self.infer = infer
@@ -159,8 +161,10 @@ class Pipeline:
         """Return the task with the labels of `adapter`, if it has some of its own."""
         if adapter is None or not adapter.parameters:
             return self.task
-        parameters = {**self.serving.parameters, **adapter.parameters}
-        return type(self.task)(replace(self.serving, parameters=parameters), self.text, self.folder)
+        if adapter not in self.tasks:  # tables of transitions take milliseconds
+            parameters = {**self.serving.parameters, **adapter.parameters}
+            self.tasks[adapter] = type(self.task)(replace(self.serving, parameters=parameters), self.text, self.folder)
+        return self.tasks[adapter]
 
     def warm_up(self) -> None:
         """Make serving.json's warm-up calls, and one of each length of a bucket of several rows."""
