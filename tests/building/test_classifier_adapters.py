@@ -172,6 +172,7 @@ def test_check_report_and_plan_know_a_classifier_with_adapters(headless: Built) 
     headless.remove_all()
     headless.add("a")
     assert check(headless.repository) == []
+    assert "LABEL_0" not in (headless.repository / "m" / "config.pbtxt").read_text(), "of a head that does not answer"
     about = read_adapters(headless.repository, "m")["a"]
     assert about.error is not None
     assert 0 < about.error < 1e-5

@@ -26,6 +26,7 @@ from builder.repository.layout.emitted import encoder_files
 from builder.runtime.contract import FILE, Alike, Batching, EncoderServing, RequestLimits, dump
 from builder.runtime.encoder.call_inputs import sources
 from builder.runtime.encoder.scores import CLASS_SCORES
+from builder.runtime.encoder.task import HEADLESS
 from builder.runtime.fields import Field
 
 LABELS = "labels.txt"  # the names of the classes of CLASS_SCORES
@@ -163,7 +164,7 @@ def in_process(
 def _front_parameters(serving: EncoderServing) -> dict[str, str]:
     """Return the parameters that tell clients of a model: task, limit, labels, mask, size, prompts, cuts."""
     parameters = {"task": serving.task.replace("_", "-"), "max_input_length": str(serving.max_length)}
-    if "labels" in serving.parameters:
+    if "labels" in serving.parameters and not serving.parameters.get(HEADLESS):
         parameters["labels"] = json.dumps(list(serving.parameters["labels"]), ensure_ascii=False)
     if "mask" in serving.parameters:
         parameters["mask_token"] = serving.parameters["mask"]

@@ -58,7 +58,9 @@ class ServedModel:
 
     @cached_property
     def labels(self) -> list[str]:
-        """Labels of a classifier, in the order of its outputs; empty for other models."""
+        """Labels of a classifier, in the order of its outputs; empty for other models and for adapters."""
+        if self.adapter:  # it may have labels of its own, which only its answers name
+            return []
         labels = json.loads(self.parameters.get("labels", "[]"))
         return [str(label) for label in labels]
 

@@ -116,6 +116,8 @@ def test_adapters_are_listed_after_their_model(triton: FakeTriton) -> None:
         f"{model}:{adapter}": model for model in ("adapted", "tuned", "moods") for adapter in ("poems", "sql")
     }
     assert fetch("/v1/models/adapted:sql", app=app).json["parent"] == "adapted"
+    labels = [fetch(f"/v1/models/{name}", app=app).json["labels"] for name in ("moods", "moods:sql")]
+    assert labels == [["a", "b"], []], "Regression: an adapter was listed with its model's labels"
     triton.adapter_names = ["new"]
     assert fetch("/v1/models/adapted:new", app=app).json["id"] == "adapted:new"
     unknown = fetch("/v1/models/adapted:sql", app=app)
