@@ -72,9 +72,15 @@ def answer(guesses: bool, prompt: list[int], count: int, **options: Any) -> tupl
     return request, executor, loop
 
 
-def said(request: Asked) -> list[list[Any]]:
-    pieces = sorted(request.pieces, key=lambda piece: piece.index)
-    return [[piece.index, piece.text, piece.tokens, piece.finish_reason, piece.completion_tokens] for piece in pieces]
+def said(request: Asked) -> dict[int, list[Any]]:
+    """Return the text, tokens, finish reason and count of each sequence, in however many pieces they came."""
+    answers: dict[int, list[Any]] = {}
+    for piece in request.pieces:
+        text, tokens, reason, _ = answers.get(piece.index, ["", (), "", 0])
+        assert not reason, "nothing comes after the last piece"
+        text, tokens = text + piece.text, tokens + piece.tokens
+        answers[piece.index] = [text, tokens, piece.finish_reason, piece.completion_tokens]
+    return answers
 
 
 PROMPT = np.random.default_rng(2).integers(0, VOCABULARY, 40).tolist()
@@ -104,6 +110,7 @@ def test_prompt_lookup_does_not_change_answers(options: dict[str, Any]) -> None:
         if count == 150 and not options:
             assert len(fast.calls) < len(slow.calls) / 2
             assert 0 < loop.stats.right_guesses <= loop.stats.guessed_tokens
+            assert len(ahead.pieces) == len(fast.calls), "tokens of one step are one message"
 
 
 def test_rejected_tokens_are_not_reused_as_a_prefix() -> None:

@@ -29,6 +29,7 @@ from .sequences import (
     RequestStatus,
     RunningSequence,
     SequenceStatus,
+    join_pieces,
 )
 from .slot_cache import SlotCache
 from .speculation import Drafter, HiddenStatesDrafter
@@ -67,6 +68,7 @@ class DecodeLoop:
         able = executor.can_speculate, executor.joins_prefills
         self.scheduler = Scheduler(self.cache, limits, self.stats, self.encoder_cache, *able, drafter, executor.lora)
         self.failure: BaseException | None = None
+        self._pieces: dict[Request, list[AnswerPiece]] = {}  # of the calls that ran last
         self._stopping = False
         self._threads = [threading.Thread(target=self._loop, name="decode loop", daemon=True)]
         if self.encoder_cache is not None:
@@ -107,6 +109,7 @@ class DecodeLoop:
                     self._verify(call, call.proposal, logits)
                 else:
                     self._accept(call, logits[-1:] if call.scored is not None else logits)
+            self._deliver()
         self.stats.steps += 1
 
     def _run(self, calls: Sequence[Call]) -> Sequence[Logits]:
@@ -287,7 +290,7 @@ class DecodeLoop:
         if piece.finish_reason:
             self._finish(sequence, [piece], now)
         elif sequence.request.active:
-            self._deliver(sequence.request, piece)
+            self._pieces.setdefault(sequence.request, []).append(piece)
         return not piece.finish_reason
 
     def _accept_beams(self, beams: BeamSequence, logits: list[np.ndarray] | ScoredCandidates) -> None:
@@ -323,19 +326,24 @@ class DecodeLoop:
         self.stats.token_seconds += now - (sequence.request.first_token or now)
         self.stats.later_tokens += sum(piece.completion_tokens for piece in pieces) - len(pieces)
         if sequence.request.active:
-            for piece in pieces:
-                self._deliver(sequence.request, piece)
+            self._pieces.setdefault(sequence.request, []).extend(pieces)
 
-    def _deliver(self, request: Request, piece: AnswerPiece) -> None:
-        """Emit `piece` through the request's `defer`: writing it may be slow (JSON), and the next step waits."""
-        request.defer(partial(self._emit, request, piece))
+    def _deliver(self) -> None:
+        """Emit the pieces that calls gave, through `defer`: writing them may be slow (JSON), and the next step waits.
 
-    def _emit(self, request: Request, piece: AnswerPiece) -> None:
-        """Emit `piece`, unless the request failed or was cancelled; an error fails that request alone."""
-        if request.undeliverable or request.status is RequestStatus.CANCELLED:
-            return
+        Tokens that a sequence got at once are one piece: each is a message to its client.
+        """
+        for request, pieces in self._pieces.items():
+            if request.status is not RequestStatus.FAILED:
+                request.defer(partial(self._emit, request, join_pieces(pieces)))
+        self._pieces = {}
+
+    def _emit(self, request: Request, pieces: Sequence[AnswerPiece]) -> None:
+        """Emit `pieces`, unless the request failed or was cancelled; an error fails that request alone."""
         try:
-            request.emit(piece)
+            for piece in pieces:
+                if not request.undeliverable and request.status is not RequestStatus.CANCELLED:
+                    request.emit(piece)
         except Exception as error:
             request.undeliverable = True
             self.scheduler.refuse(request, error)

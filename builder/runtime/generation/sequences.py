@@ -9,7 +9,7 @@ import enum
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Union
 
@@ -60,6 +60,17 @@ class AnswerPiece:
     score: "float | None" = None
     cached_tokens: int = 0
     queue_seconds: float = 0.0
+
+
+def join_pieces(pieces: "Sequence[AnswerPiece]") -> "list[AnswerPiece]":
+    """Return one piece for each sequence that has some, which ends as the last of them."""
+    by_index: "dict[int, list[AnswerPiece]]" = {}
+    for piece in pieces:
+        by_index.setdefault(piece.index, []).append(piece)
+    return [
+        replace(parts[-1], text="".join(part.text for part in parts), tokens=sum((part.tokens for part in parts), ()))
+        for parts in by_index.values()
+    ]
 
 
 @dataclass(eq=False)
