@@ -107,8 +107,8 @@ def _own_head(
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Return the layers `heads` as the graph's stacks have them, and the parameters of the task with their labels.
 
-    Layers that the adapter lacks are the checkpoint's. Labels without names have, as in transformers, those of the
-    checkpoint, if it has as many, or else LABEL_0 and so on. Raises CheckpointError for a head that is incomplete.
+    Layers that the adapter lacks are the checkpoint's. Labels without names get those of the checkpoint if it has as
+    many, or else LABEL_0 and so on, as in transformers. Raises CheckpointError for a head that is incomplete.
     """
     untrained = [name for name in heads if checkpoint.headless and f"{name}.weight" not in adapter.head]
     if untrained:

@@ -83,8 +83,8 @@ def read_lora(
 ) -> LoraAdapter:
     """Read the adapter in a folder or of a Hub id, for a model in which adapters of `max_rank` may change `layers`.
 
-    Layers whose names begin with one of `unread` change no answer and are left out. `heads`: layers of the head, which
-    it may replace; the last one with as many outputs at most.
+    Layers whose names begin with one of `unread` change no answer and are left out. It may replace the layers `heads`,
+    the last one with at most as many outputs.
     Raises CheckpointError for an adapter that the graph cannot express.
     """
     folder, revision = fetch(source, None, weights=True)
@@ -205,8 +205,9 @@ def _layer_names(matrices: Mapping[str, np.ndarray], source: str) -> list[str]:
         match = KEY.fullmatch(name)
         if match is None:
             raise CheckpointError(
-                f"{source} has the weight {name}; expected {PREFIX}LAYER.lora_A.weight and .lora_B.weight alone, for "
-                "embeddings and whole layers (modules_to_save), but a classifier's head, are not served as adapters"
+                f"{source} has the weight {name}; expected only {PREFIX}LAYER.lora_A.weight and .lora_B.weight: "
+                "embeddings, and whole layers (modules_to_save) other than a classifier's head, are not served as "
+                "adapters"
             )
         found.setdefault(match[1], set()).add(match[2])
     incomplete = [name for name, parts in found.items() if parts != {"A", "B"}]

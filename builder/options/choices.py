@@ -111,8 +111,8 @@ class Choices(Options):
     adapter_rank: int = Field(16, ge=1, le=512, json_schema_extra={"flag": True})
     """Highest rank of an adapter; memory is reserved for it in each."""
     adapter_labels: int | None = Field(None, ge=1, le=4096, json_schema_extra={"flag": True})
-    """Most labels of a classifier's adapter. The model itself may then lack a head, and each request names an adapter.
-    Default: as many as the model has."""
+    """Maximum number of labels of a classifier's adapter. With it, the checkpoint may lack a head; each request must
+    then name an adapter. Default: as many as the checkpoint has."""
     adapter_layers: str | None = Field(None, json_schema_extra={"flag": True})
     """Layers that adapters may change, by the last parts of their names: q_proj,v_proj. Fewer layers take less memory
     and time. Default: every linear layer that reads whole texts, except the output matrix."""

@@ -12,7 +12,7 @@ class Source:
     """`model`: a Hub id or a local folder; the rest is None if the checkpoint itself decides.
 
     `late_chunking`: an embedder's graph returns the vectors of tokens, for the front to pool.
-    `adapter_labels`: most labels of an adapter's head, which a classifier's checkpoint need not have itself then.
+    `adapter_labels`: maximum number of labels of an adapter's head; a classifier's checkpoint may then lack a head.
     """
 
     model: str

@@ -88,8 +88,8 @@ def adaptable_layers(model: PreTrainedModel, **options: Any) -> dict[str, Linear
     """Return the linear layers that read all tokens of each row in their order, found by a run with `options`.
 
     Others, such as an expert's, read some tokens of all rows together, and cannot tell whose they are; or they read
-    something else as well, such as positions that all rows share. Of a classifier, layers that read one vector of each
-    row count too, and those of its head do not, which is replaced as a whole.
+    something else as well, such as positions that all rows share. In a classifier, layers that read one vector of each
+    row count too; those of its head do not, because adapters replace it.
     """
     heads = head_layers(model)
     layers = {name: layer for name, layer in linear_layers(model).items() if name not in heads}
@@ -127,8 +127,8 @@ def adding_lora(model: PreTrainedModel, names: Sequence[str], tensors: Sequence[
 def replacing_heads(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor], rows: torch.Tensor) -> Iterator[None]:
     """Replace the layers of a classifier's head by those of each row's adapter, which `tensors` have by layer.
 
-    `rows`: the row of the stacks of each row of the call, (batch,); row 0 keeps the layers as they are. Labels that
-    others have more than a row are 0 there.
+    `rows`: the row of the stacks of each row of the call, (batch,); row 0 keeps the layers as they are. Outputs
+    beyond a row's own labels are 0.
     """
 
     def replace(stack: torch.Tensor, module: torch.nn.Module, arguments: tuple[torch.Tensor, ...], own: Any) -> Any:
