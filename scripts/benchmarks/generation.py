@@ -40,6 +40,7 @@ from scripts.benchmarks.traffic import counters
 
 WARM_UP = 2000  # characters of a prompt
 AHEAD = "Warm up. "  # of them: no request begins so, whose beginning would be reused
+MOST_REUSED = 0.02  # of the tokens of prompts: two may begin with the same few
 LIMIT = "limit of the machine"
 OURS = (
     "int8", "int8/int8", "int4-weights", "int4-weights@128", "fp32",
@@ -118,10 +119,7 @@ def _bench_model(
     rounds: dict[str, list[dict[str, Any]]] = {}
     for _ in range(options.rounds):
         for title, repository in own.items():
-            with running(repository, timeout_s=600) as server:
-                first = next(iter(cells.values())).work[0]
-                load(server.url, 2 * [WorkItem(AHEAD + first.text[:WARM_UP], [], 8)], 1)
-                rounds.setdefault(title, []).append({at: _counted(server, cell) for at, cell in cells.items()})
+            rounds.setdefault(title, []).append({at: _served(repository, cell) for at, cell in cells.items()})
             _show(console, name, title, rounds[title][-1])
         for title, peer, kind in others:
             documents = {
@@ -187,20 +185,37 @@ def _work_document(cell: Cell, most: int | None) -> dict[str, Any]:
     }
 
 
+def _served(repository: Path, cell: Cell) -> dict[str, float]:
+    """Return the figures of `_counted` of a new server: cells share prompts, which another's cache would know."""
+    with running(repository, timeout_s=600) as server:
+        load(server.url, 2 * [WorkItem(AHEAD + cell.work[0].text[:WARM_UP], [], 8)], 1)
+        return _counted(server, cell)
+
+
 def _counted(server: TritonServer, cell: Cell) -> dict[str, float]:
-    """Return the figures of `load`, the shares of tokens guessed by lookup and draft, and the draft's acceptance."""
-    before = counters(server)
+    """Return the figures of `load`, the shares of tokens guessed by lookup and draft, and the draft's acceptance.
+
+    Raises SystemExit if prompts were read from the cache: no request of a cell begins as another does.
+    """
+    before = _settled_counters(server)
     figures = load(server.url, cell.work, cell.clients)
     check_counts("ours", {"": _work_document(cell, None)}, {"": figures})
-    time.sleep(1.5)  # counters are sent once a second
-    after, tokens = counters(server), figures["tokens"]
+    after, tokens = _settled_counters(server), figures["tokens"]
     names = ("right_guesses", "drafted_tokens", "right_drafts")
     totals = [f"build_repo_{name}_total" for name in names]
+    reused = after.get("build_repo_reused_tokens_total", 0.0) - before.get("build_repo_reused_tokens_total", 0.0)
+    if reused > MOST_REUSED * sum(len(item.prompt) for item in cell.work):
+        raise SystemExit(f"{reused:.0f} tokens of prompts were in the cache already: each has to be read")
     guessed, drafted, right = (after.get(total, 0.0) - before.get(total, 0.0) for total in totals)
     shares = {"guessed_share": guessed / tokens}
     if drafted:
         shares |= {"drafted_share": right / tokens, "draft_acceptance": right / drafted}
     return {**figures, **shares}
+
+
+def _settled_counters(server: TritonServer) -> dict[str, float]:
+    time.sleep(1.5)  # they are sent once a second
+    return counters(server)
 
 
 def _show(console: Console, name: str, title: str, cells: Mapping[str, Any]) -> None:
