@@ -33,7 +33,7 @@ RENAMED = (("self", "this"), ("tokens", "ids"), ("name", "title"))
 
 
 class Rule(Protocol):
-    """How one sequence proposes tokens."""
+    """Propose the next tokens of one sequence."""
 
     def extend(self, tokens: list[int]) -> None: ...
 
@@ -77,8 +77,8 @@ def main() -> None:
     parser.add_argument("--step", default="openvino:int8", help="side of docs/step.json whose steps of GPT-2 are taken")
     parser.add_argument("--output", type=Path, help="write all figures here, as JSON")
     options = parser.parse_args()
-    recorded = json.loads((ROOT / "docs" / "step.json").read_text("utf-8"))["models"]["gpt2"][options.step]["tokens_ms"]
-    costs = [(int(tokens), ms) for tokens, ms in recorded.items()]
+    recorded = json.loads((ROOT / "docs" / "step.json").read_text("utf-8"))["models"]["gpt2"][options.step]
+    costs = [(1, recorded["step_ms"]), *((int(tokens), ms) for tokens, ms in recorded["tokens_ms"].items())]
     figures = {
         kind: {title: {str(rows): simulate(rule, texts, rows, costs) for rows in ROWS} for title, rule in RULES.items()}
         for kind, texts in read_texts().items()

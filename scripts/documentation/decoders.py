@@ -115,6 +115,6 @@ def _step(kind: str, side: dict[str, Any]) -> tuple[str, ...]:
         *(f"{side[key]:.1f}" for key in ("limit_ms", "step_ms")),
         f"{side['limit_ms'] / side['step_ms']:.0%}",
         f"{side['loop_ms']:.2f}",
-        ", ".join(f"{ms:.1f}" for count, ms in side["tokens_ms"].items() if count != "1"),
+        ", ".join(f"{ms:.1f}" for ms in side["tokens_ms"].values()),
         ", ".join(f"{operator} {ms:.1f}" for operator, ms in named),
     )
