@@ -43,3 +43,9 @@ def head_layers(model: PreTrainedModel) -> dict[str, LinearLayer]:
         return {}
     inside = f"{model.base_model_prefix}."
     return {name: layer for name, layer in linear_layers(model).items() if not name.startswith(inside)}
+
+
+def body_layers(model: PreTrainedModel) -> dict[str, LinearLayer]:
+    """Return the linear layers of `model` by name, except its output matrix and a classifier's head."""
+    heads = head_layers(model)
+    return {name: layer for name, layer in linear_layers(model).items() if name not in heads}

@@ -17,7 +17,7 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 
 from builder.building.adapters import add_adapter
 from builder.building.pipeline import build
-from builder.checkpoints.linear_layers import head_layers, linear_layers
+from builder.checkpoints.linear_layers import body_layers, head_layers, linear_layers
 from builder.checkpoints.lora import PREFIX, WEIGHTS, merged, read_lora
 from builder.checkpoints.resolve import resolve
 from builder.checkpoints.tasks.base import encoder_task
@@ -177,7 +177,7 @@ def test_check_report_and_plan_know_a_classifier_with_adapters(headless: Built) 
     assert about.error is not None
     assert 0 < about.error < 1e-5
     model = AutoModelForSequenceClassification.from_pretrained(headless.checkpoint)
-    layers = [layer for name, layer in linear_layers(model).items() if name not in head_layers(model)]
+    layers = list(body_layers(model).values())
     numbers = 4 * sum(one.inputs + one.outputs for one in layers) + (32 + 1) * 5
     size = 4 * (3 + 2) * numbers  # stacks, and adapters as read
     report = json.loads((headless.repository / "m" / "1" / "build.json").read_text())

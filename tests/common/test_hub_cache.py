@@ -1,4 +1,4 @@
-"""The snapshot that a folder of the Hub's cache stands for."""
+"""Read the snapshot that a folder of the Hub's cache stands for, or refuse by name."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ import onnx
 import torch
 from transformers import PreTrainedModel
 
-from builder.checkpoints.linear_layers import NO_LAYERS, LinearLayer, head_layers, linear_layers
+from builder.checkpoints.linear_layers import NO_LAYERS, LinearLayer, body_layers, head_layers
 from builder.common.errors import ExportError
 from builder.options import BuildSpec
 from builder.runtime.lora import LORA_A, LORA_B, LORA_HEAD, LORA_ROWS, STACKS
@@ -62,8 +62,7 @@ class AdapterCapacity:
 
     def bytes(self, model: PreTrainedModel) -> int:
         """Return the bytes of the stacks of `model`, and of the matrices of as many adapters as they were read."""
-        layers, heads = linear_layers(model), head_layers(model)
-        shapes = self.shapes({name: layer for name, layer in layers.items() if name not in heads}, heads)
+        shapes = self.shapes(body_layers(model), head_layers(model))
         copies = {name: (2 * self.adapters + 1, *shape[1:]) for name, shape in shapes.items()}
         return sum(math.prod(shape) for shape in copies.values()) * np.dtype(np.float32).itemsize
 
@@ -91,9 +90,8 @@ def adaptable_layers(model: PreTrainedModel, **options: Any) -> dict[str, Linear
     something else as well, such as positions that all rows share. In a classifier, layers that read one vector of each
     row count too; those of its head do not, because adapters replace it.
     """
-    heads = head_layers(model)
-    layers = {name: layer for name, layer in linear_layers(model).items() if name not in heads}
-    shapes = {PROBE, PROBE[:1]} if heads else {PROBE}
+    layers = body_layers(model)
+    shapes = {PROBE, PROBE[:1]} if head_layers(model) else {PROBE}
     reads_rows: dict[str, list[bool]] = {name: [] for name in layers}
 
     def note(name: str, module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:

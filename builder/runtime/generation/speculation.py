@@ -29,11 +29,6 @@ LEARNING_RATE = 0.1  # weight of the newest token in these probabilities
 TOKEN_COST = 0.15
 
 
-def next_pause(pause: int) -> int:
-    """Return the pause in tokens after a rejection; `pause` is the one before, 0 if there was none."""
-    return min(max(2 * pause, MIN_PAUSE), MAX_PAUSE)
-
-
 class DraftLength:
     """Length and pauses of the draft model's proposals for one sequence.
 
@@ -58,7 +53,7 @@ class DraftLength:
         elif self.length > 1:
             self.length -= 1
         else:
-            self.pause = next_pause(self.pause)
+            self.pause = min(max(2 * self.pause, MIN_PAUSE), MAX_PAUSE)
             self.resumes_at = self.proposed_at + self.pause
 
 
