@@ -7,7 +7,7 @@ its matrices.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from builder.checkpoints.linear_layers import LinearLayer
 from builder.checkpoints.lora import LoraAdapter, merged, read_lora
 from builder.checkpoints.resolve import resolve
 from builder.checkpoints.tasks import find_task
-from builder.checkpoints.tasks.base import encoder_task, head_size
+from builder.checkpoints.tasks.base import encoder_task
 from builder.common.errors import CheckpointError, RepositoryError, VerificationError
 from builder.common.machine import working_cores
 from builder.engines.decoding import Executors, opened
@@ -103,7 +103,7 @@ def matrices_by_input(adapter: LoraAdapter) -> dict[str, np.ndarray]:
 
 
 def _own_head(
-    checkpoint: Checkpoint, adapter: LoraAdapter, heads: Iterable[str]
+    checkpoint: Checkpoint, adapter: LoraAdapter, heads: Collection[str]
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Return the layers `heads` as the graph's stacks have them, and the parameters of the task with their labels.
 
@@ -116,19 +116,20 @@ def _own_head(
             f"neither {adapter.source} nor {checkpoint.source} has the weights of {untrained[0]}: train the adapter "
             f"with modules_to_save={json.dumps([untrained[0].split('.')[0]])}"
         )
+    parameters = checkpoint.model.state_dict().items()
+    values = {name: tensor.numpy() for name, tensor in parameters if name.rpartition(".")[0] in heads}
+    values.update(adapter.head)
     matrices, config = {}, deepcopy(checkpoint.config)
-    with merged(checkpoint.model, adapter):
-        for name in heads:
-            layer: Any = checkpoint.model.get_submodule(name)
-            weight = layer.weight.detach().numpy()
-            bias = np.zeros(len(weight), np.float32) if layer.bias is None else layer.bias.detach().numpy()
-            if len(bias) != len(weight):
-                raise CheckpointError(f"{adapter.source} has {len(weight)} labels, and {len(bias)} in {name}.bias")
-            matrices[f"{LORA_HEAD}{name}"] = np.vstack([weight.T, bias])
-        own = replace(checkpoint, config=config)
-        config.num_labels = head_size(own)
-        config.update(adapter.labels)
-        return matrices, encoder_task(checkpoint.task).parameters(own)
+    for name in heads:
+        weight = values[f"{name}.weight"]
+        bias = values.get(f"{name}.bias", np.zeros(len(weight), np.float32))
+        if len(bias) != len(weight):
+            raise CheckpointError(f"{adapter.source} has {len(weight)} labels, and {len(bias)} in {name}.bias")
+        matrices[f"{LORA_HEAD}{name}"] = np.vstack([weight.T, bias])
+    config.num_labels = len(bias)
+    config.update(adapter.labels)
+    own = replace(checkpoint, config=config, head_size=len(bias))
+    return matrices, encoder_task(checkpoint.task).parameters(own)
 
 
 def _base(

@@ -62,7 +62,8 @@ class Checkpoint(CheckpointFiles):
 
     `pooling`: the user's pooling of token vectors, if it replaces the checkpoint's own. `late_chunking`: requests may
     ask for it. `grids`: those of its matrices, if they are stored in 4 or 8 bits. `late_interaction`:
-    sentence-transformers' encoder over `model`, if it saved one.
+    sentence-transformers' encoder over `model`, if it saved one. `head_size`: outputs of the head of an adapter that
+    replaces the checkpoint's.
     """
 
     model: PreTrainedModel
@@ -71,3 +72,4 @@ class Checkpoint(CheckpointFiles):
     late_chunking: bool = False
     grids: StoredWeights | None = None
     late_interaction: MultiVectorEncoder | None = None
+    head_size: int | None = None

@@ -309,6 +309,8 @@ def label_list(config: PreTrainedConfig, labels: int) -> list[str]:
 
 
 def head_size(checkpoint: Checkpoint) -> int:
-    """Return how many outputs the checkpoint's classification head has, from a run of it."""
+    """Return how many outputs the checkpoint's classification head has: from a run of it, unless it says so."""
+    if checkpoint.head_size is not None:
+        return checkpoint.head_size
     with torch.no_grad():
         return int(checkpoint.model(**probe(checkpoint)).logits.shape[-1])
