@@ -61,11 +61,13 @@ class LoraStacks:
                 return f"it changes {layer}, which adapters of this version of the model cannot"
             _, *largest = self.tensors[name].shape
             rank, width = (0, 1) if name.startswith(LORA_B) else (1, 0)
+            is_head = name.startswith(LORA_HEAD)
             if matrix.shape[width] != largest[width]:
-                return f"its {layer} has {matrix.shape[width]} numbers, and that of this version has {largest[width]}"
+                own, expected = matrix.shape[width] - is_head, largest[width] - is_head  # without the row of the bias
+                return f"its {layer} has {own} numbers, and that of this version has {expected}"
             if matrix.shape[rank] > largest[rank]:
                 size = matrix.shape[rank]
-                has = f"{size} labels" if name.startswith(LORA_HEAD) else f"rank {size}"
+                has = f"{size} labels" if is_head else f"rank {size}"
                 return f"it has {has} in {layer}, and this version takes at most {largest[rank]}"
         return None
 

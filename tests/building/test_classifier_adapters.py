@@ -259,6 +259,8 @@ def test_stacks_refuse_heads_of_another_version(headless: Built) -> None:
     assert LoraStacks(shapes).misfit(adapter) is None
     narrow = LoraStacks({**shapes, f"{LORA_HEAD}classifier": (3, 33, 2)})
     assert "it has 5 labels in classifier, and this version takes at most 2" in str(narrow.misfit(adapter))
+    other = LoraStacks({**shapes, f"{LORA_HEAD}classifier": (3, 17, 5)})
+    assert "its classifier has 32 numbers, and that of this version has 16" in str(other.misfit(adapter))
     more = LoraStacks({**shapes, f"{LORA_HEAD}classifier.dense": (3, 33, 32)})
     assert "it has no classifier.dense" in str(more.misfit(adapter))
 
