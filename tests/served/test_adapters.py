@@ -15,9 +15,12 @@ from transformers import AutoModel, AutoModelForSequenceClassification
 
 from builder.building.adapters import add_adapter
 from builder.building.pipeline import build
+from builder.commands.load_test import model_samples
+from builder.common.errors import SpecError
 from builder.options import make_spec
 from builder.repository.adapters import remove_adapter
 from builder.runtime.encoder.front import open_front
+from builder.serving.client.client import Client
 from builder.serving.server.gateway import gateway
 from builder.serving.server.triton import free_ports, running
 from tests.lora import save_lora
@@ -73,7 +76,10 @@ def test_gateway_embeds_with_adapters_that_change_meanwhile(module_folder: Calla
 
 
 def test_gateway_classifies_and_ranks_with_adapters(module_folder: Callable[[str], Path]) -> None:
-    """Each adapter has a head: with two or three labels, of a checkpoint without any, or with one that ranks."""
+    """Each adapter has a head: with two or three labels, of a checkpoint without any, or with one that ranks.
+
+    Regression: the default requests of load-test and promote to a model without a head named no adapter.
+    """
     folder = module_folder("served-heads")
     repository, port = folder / "repository", free_ports().http
     checkpoints = {
@@ -96,6 +102,8 @@ def test_gateway_classifies_and_ranks_with_adapters(module_folder: Callable[[str
             ranked = posted("/rerank", model=model, query=TEXTS[0], texts=TEXTS)
             return [one["score"] for one in sorted(ranked, key=lambda one: one["index"])]
 
+        with pytest.raises(SpecError, match="moods answers only with adapters, and has none"):
+            model_samples(server.url, "moods", None)
         expected = {}
         for seed, (label, labels) in enumerate(adapters.items()):
             name, _, adapter = label.partition(":")
@@ -111,6 +119,10 @@ def test_gateway_classifies_and_ranks_with_adapters(module_folder: Callable[[str
             assert isinstance(answer, dict)
             expected[label] = answer["class_scores"] if name == "moods" else answer["score"][0]
             assert expected[label].shape == ((len(TEXTS), labels) if name == "moods" else (len(TEXTS),))
+        samples = model_samples(server.url, "moods", None)
+        assert {sample["lora_name"] for sample in samples} == {"three"}
+        with Client(server.url, "moods") as client:
+            assert client.ask(samples[0])["label"][0].startswith("LABEL_")
         listed = httpx.get(f"http://127.0.0.1:{port}/v1/models").json()["data"]
         assert {one["id"] for one in listed} == {"moods", "ranks", *adapters}
         with ThreadPoolExecutor(8) as clients:

@@ -162,9 +162,11 @@ def in_process(
 
 
 def _front_parameters(serving: EncoderServing) -> dict[str, str]:
-    """Return the parameters that tell clients of a model: task, limit, labels, mask, size, prompts, cuts."""
+    """Return the parameters that tell clients of a model: task, limit, labels or none, mask, size, prompts, cuts."""
     parameters = {"task": serving.task.replace("_", "-"), "max_input_length": str(serving.max_length)}
-    if "labels" in serving.parameters and not serving.parameters.get(HEADLESS):
+    if serving.parameters.get(HEADLESS):
+        parameters[HEADLESS] = "true"
+    elif "labels" in serving.parameters:
         parameters["labels"] = json.dumps(list(serving.parameters["labels"]), ensure_ascii=False)
     if "mask" in serving.parameters:
         parameters["mask_token"] = serving.parameters["mask"]
