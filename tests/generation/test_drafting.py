@@ -200,6 +200,15 @@ def test_draft_length_follows_accepted_tokens() -> None:
     assert draft.next(position + 9) == 3
 
 
+def test_draft_length_grows_only_with_whole_proposals() -> None:
+    """Regression: a proposal that the step's budget cut short counted as a whole one, and the next was longer."""
+    draft = DraftLength()
+    draft.learn(1, 1)
+    assert draft.next(1) == INITIAL_DRAFT_LENGTH
+    draft.learn(2, 1)
+    assert draft.next(2) == INITIAL_DRAFT_LENGTH - 1
+
+
 def test_draft_length_pauses_a_draft_that_is_never_accepted() -> None:
     draft, guessed = DraftLength(), 0
     for position in range(2000):

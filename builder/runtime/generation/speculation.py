@@ -32,9 +32,10 @@ TOKEN_COST = 0.15
 class DraftLength:
     """Length and pauses of the draft model's proposals for one sequence.
 
-    After a proposal that was accepted whole, the next is two tokens longer; after any other, one token shorter: the
-    schedule "heuristic" of transformers' assisted generation (generation/candidate_generator.py). After a rejected
-    proposal of one token comes a pause, twice as long each time.
+    After a proposal that was accepted whole, the next is two tokens longer; after one with a rejected token, one token
+    shorter: the schedule "heuristic" of transformers' assisted generation (generation/candidate_generator.py). One that
+    was cut short and accepted says nothing of the tokens that it lacked. After a rejected proposal of one token comes a
+    pause, twice as long each time.
     """
 
     def __init__(self) -> None:
@@ -49,7 +50,8 @@ class DraftLength:
     def learn(self, proposed: int, accepted: int) -> None:
         """Adjust to the last proposal."""
         if accepted == proposed:
-            self.length, self.pause = min(self.length + 2, MAX_DRAFT_LENGTH), 0
+            if proposed == self.length:
+                self.length, self.pause = min(self.length + 2, MAX_DRAFT_LENGTH), 0
         elif self.length > 1:
             self.length -= 1
         else:
