@@ -17,7 +17,7 @@ from builder.serving.gateway.errors import ApiError, unavailable
 from builder.serving.gateway.fleet.fleet_server import FleetServer
 from builder.serving.gateway.fleet.hedging import AnswerTimes
 from builder.serving.gateway.fleet.members import FleetMembers
-from builder.serving.gateway.fleet.request_work import RequestWork, encoding_work, generation_work
+from builder.serving.gateway.fleet.request_work import RequestWork, answer_tokens, encoding_work, generation_work
 from builder.serving.gateway.fleet.retry_budget import RetryBudget
 from builder.serving.gateway.fleet.routing import by_prefix, least_loaded
 from builder.serving.gateway.fleet.slowness import MAX_RATIO, SlownessMeter
@@ -172,7 +172,7 @@ class FleetBackend(Backend):
                                 has_started = True
                                 server.record_success(model)
                                 self._record_time(meter, model, version, work, sent)
-                            running.advance()
+                            running.advance(answer_tokens(outputs))
                             yield outputs
                 return
             except asyncio.CancelledError:

@@ -28,11 +28,11 @@ class RunningWork:
     def __init__(self, server: FleetServer, work: RequestWork) -> None:
         self.server, self.prompt, self.answer = server, work.prompt, work.answer
 
-    def advance(self) -> None:
-        """Record a piece of the answer: the prompt is read, and about one token less is left."""
-        done = self.prompt + (self.answer > 0)
-        self.server.work -= done
-        self.prompt, self.answer = 0, max(0, self.answer - 1)
+    def advance(self, tokens: int) -> None:
+        """Record a piece of the answer: the prompt is read, and about `tokens` less are left."""
+        written = min(tokens, self.answer)
+        self.server.work -= self.prompt + written
+        self.prompt, self.answer = 0, self.answer - written
 
 
 class FleetServer:

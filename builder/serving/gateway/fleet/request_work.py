@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tritonclient.grpc import service_pb2
 
 from builder.runtime.adapter_files import ADAPTER
-from builder.serving.gateway.tensors import LENGTH
+from builder.serving.gateway.tensors import LENGTH, Outputs
 
 BYTES_PER_TOKEN = 4  # of text, about; exact for token ids, which are INT32
 DEFAULT_ANSWER_TOKENS = 256  # of a generated answer whose length the request does not limit
@@ -56,6 +56,12 @@ def generation_work(request: service_pb2.ModelInferRequest) -> RequestWork:
         prefix = request.model_name.encode() + b"\0" + adapter + b"\0" + _beginning(prompt)
     answer = min(max(0, length), MAX_ANSWER_TOKENS) * max(1, answers)
     return RequestWork(_input_tokens(request), answer, prefix, any(inputs.get("stream", b"")))
+
+
+def answer_tokens(outputs: Outputs) -> int:
+    """Return how many tokens a piece of an answer has, about: a model sends those of one step together."""
+    text = outputs.get("text_output")
+    return 1 if text is None else max(1, (len(text.raw) - LENGTH.size) // BYTES_PER_TOKEN)
 
 
 def _input_tokens(request: service_pb2.ModelInferRequest) -> int:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 
 import pytest
+from tritonclient.grpc import service_pb2
 
+from builder.runtime.fields import Field
 from builder.serving.gateway.app import make_app
 from builder.serving.gateway.errors import ApiError
 from builder.serving.gateway.fleet import members as members_module
@@ -17,6 +20,7 @@ from builder.serving.gateway.fleet.catalogue import FleetCatalogue
 from builder.serving.gateway.fleet.hedging import MIN_ANSWERS, AnswerTimes
 from builder.serving.gateway.fleet.targets import Target
 from builder.serving.gateway.settings import GatewaySettings
+from builder.serving.gateway.tensors import LENGTH, Output, add_tensor
 from tests.serving.gateway.asgi import Answer, ask
 from tests.serving.gateway.fleet.servers import Fleet, FleetTriton, fleet
 from tests.serving.gateway.on_demand import until
@@ -244,6 +248,24 @@ def test_stream_moves_before_its_first_piece_only() -> None:
         assert len(other.answered) == 1
 
     run_fleet(scenario, FleetTriton(), FleetTriton())
+
+
+def test_work_of_a_server_loses_the_tokens_of_each_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: a piece counted as one token, also one that had those of a whole step."""
+
+    async def pieces(*_: object) -> AsyncIterator[dict[str, Output]]:
+        for text in ("a", "museum in the north ", "b" * 1000):
+            yield {"text_output": Output("BYTES", (1,), LENGTH.pack(len(text)) + text.encode())}
+
+    async def scenario(running: Fleet) -> None:
+        (triton,), (server,) = running.tritons, running.members.servers.values()
+        monkeypatch.setattr(triton.fake, "stream", pieces)
+        request = service_pb2.ModelInferRequest(model_name="writes")
+        add_tensor(request, Field("max_tokens", "TYPE_INT32"), [100], (1,))
+        async with aclosing(FleetBackend(running.members).stream(request)) as answers:
+            assert [server.work async for _ in answers] == [99, 94, 0]
+
+    run_fleet(scenario, FleetTriton())
 
 
 @pytest.mark.parametrize(
