@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import httpx2
 from huggingface_hub import HfApi, ResolvedRevision, constants, get_session
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled, RevisionNotFoundError
+from huggingface_hub.file_download import repo_folder_name
 
 
 class UnansweredError(Exception):
@@ -31,9 +33,17 @@ class _Api(HfApi):
 
 @cache
 def resolve_commit(model: str, revision: str | None) -> ResolvedRevision | UnansweredError:
-    """Return the commit of a revision of `model`, or the error if the Hub does not answer with one."""
+    """Return the commit of a revision of `model`, or the error if the Hub does not answer with one.
+
+    A commit is asked for if its files are not listed in the cache: the library asks for that list six times.
+    """
+    api = _Api()
     try:
-        return _Api().resolve_revision(model, revision=revision)
+        commit = api.resolve_revision(model, revision=revision)
+        folder = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=model, repo_type="model"))
+        if commit.resolved == revision and not (folder / "trees" / f"{revision}.json").is_file():
+            api.repo_info(model, revision=revision)
+        return commit
     except UnansweredError as error:
         return error
 

@@ -145,14 +145,31 @@ def test_fetch_refuses_a_hub_that_disconnects(
         fetch("org/broken", None, weights)
 
 
-@pytest.mark.parametrize("listed", [True, False])
-def test_fetch_refuses_a_hub_that_accepts_and_never_answers(
-    listed: bool, hub_of: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("revision", [None, COMMIT])
+def test_fetch_waits_once_for_a_hub_that_never_answers(
+    revision: str | None, hub_of: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Regression: it was waited for without end. `listed`: the commit is given, and the list of files asked for."""
+    """Regression: it was waited for without end; where the commit was given, six times for each fetch."""
     monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 0.1)
     monkeypatch.setattr(time, "sleep", lambda _: None)  # between the library's attempts
     with socket.create_server(("127.0.0.1", 0)) as silent:
         hub_of(f"http://127.0.0.1:{silent.getsockname()[1]}")
-        with pytest.raises(CheckpointError, match=r"no folder org/other here.*timed out"):
-            fetch("org/other", COMMIT if listed else None, weights=False)
+        for weights in (False, True):
+            with pytest.raises(CheckpointError, match=r"no folder org/other here.*timed out"):
+                fetch("org/other", revision, weights)
+        silent.setblocking(False)
+        silent.accept()[0].close()
+        with pytest.raises(BlockingIOError):
+            silent.accept()
+
+
+def test_fetch_takes_a_cached_commit_without_asking(hub_of: Callable[[str], None]) -> None:
+    with hub("org/writer", {"config.json": b"{}"}) as url:
+        hub_of(url)
+        cached = fetch("org/writer", COMMIT, weights=False)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        hub_of(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        assert fetch("org/writer", COMMIT, weights=False) == cached
+        silent.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            silent.accept()
