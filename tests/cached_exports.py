@@ -126,7 +126,10 @@ def _key(module: torch.nn.Module, tensors: Sequence[torch.Tensor], *signature: o
                 facts.append((key, value))
             elif isinstance(value, FunctionType):
                 facts.append((key, _code(value)))
-            elif not key.startswith("_") and (isinstance(value, dict) or type(part).__module__.startswith("builder.")):
+            elif not key.startswith("_") and isinstance(value, dict):
+                codes = {name: _code(one) for name, one in value.items() if isinstance(one, FunctionType)}
+                facts.append((key, repr({**value, **codes})))
+            elif not key.startswith("_") and type(part).__module__.startswith("builder."):
                 facts.append((key, repr(value)))
     for owner in sorted({type(part).__module__ for part in module.modules()}):  # its functions may be replaced
         functions = {key: code for key, code in vars(sys.modules[owner]).items() if isinstance(code, FunctionType)}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from builder.common.replaced import replaced
@@ -180,6 +182,16 @@ def test_code_hash_of_a_lambda_is_the_same_in_every_process() -> None:
     source, module = "lambda x: sum(x for _ in range(2))", {"__name__": __name__}
     first, second = eval(source, module), eval(source, module)
     assert cached_exports._code(first) == cached_exports._code(second)
+
+
+def test_export_key_has_no_address_of_a_function_in_a_dictionary() -> None:
+    """Regression: Gemma 4 has functions in a dictionary, and every process exported it again."""
+    keys = []
+    for source in ("lambda x: x + 1", "lambda x: x + 1", "lambda x: x + 2"):
+        module: Any = torch.nn.Identity()
+        module.functions = {"default": eval(source, {"__name__": __name__})}
+        keys.append(cached_exports._key(module, ()))
+    assert keys[0] == keys[1] != keys[2]
 
 
 def _asked(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, ...]]:
