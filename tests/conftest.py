@@ -66,6 +66,14 @@ def _cache_on_a_full_disk() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_flushes() -> Iterator[None]:
+    """Leave writing to the disk to the system: a test cannot lose power, and waits for the writes of other workers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
     """Return a folder of this run, the same for every worker."""
