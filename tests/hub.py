@@ -56,7 +56,7 @@ def hub(name: str, files: Mapping[str, bytes], gated: bool = False) -> Iterator[
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
+        Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         try:
             yield f"http://127.0.0.1:{server.server_port}"
         finally:

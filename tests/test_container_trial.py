@@ -209,7 +209,7 @@ class Gateway(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def gateway() -> Iterator[int]:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Gateway) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         yield server.server_address[1]
         server.shutdown()
 

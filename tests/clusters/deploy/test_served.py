@@ -143,7 +143,7 @@ def _fake_triton(answers: dict[str, tuple[int, str]]) -> Iterator[Ports]:
             pass
 
     server = HTTPServer(("127.0.0.1", 0), Fake)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
         yield Ports(server.server_port, 0, server.server_port)

@@ -108,7 +108,7 @@ def answering(status: int, kind: str, content: bytes) -> Iterator[str]:
         def log_message(self, format: str, *args: object) -> None: ...
 
     with ThreadingHTTPServer((HOST, 0), Answering) as server:
-        thread = Thread(target=server.serve_forever)
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield f"http://{HOST}:{server.server_port}"
         server.shutdown()

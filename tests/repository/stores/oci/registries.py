@@ -91,7 +91,7 @@ def stand_in() -> Iterator[StandIn]:
     registry = StandIn()
     with ThreadingHTTPServer((HOST, 0), _handler(registry)) as server:
         registry.port = server.server_port
-        thread = Thread(target=server.serve_forever)
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield registry
         server.shutdown()
