@@ -38,6 +38,8 @@ from tests.tiny_encoders import make_checkpoint
 Parts = Mapping[str, Sequence[Mapping[str, Any]]]
 NANO = (CORPUS, QUERIES, QRELS)  # parts of a data set, and names of their folders
 LONG = " ".join(TEXTS)  # more than the model reads
+# an evaluator pads a batch to its longest text, here LONG
+EVALUATOR: Mapping[str, Any] = {"batch_size": 2, "write_csv": False}
 CORPUS_TEXTS = {f"d{i}": text for i, text in enumerate((*MORE_TEXTS, LONG, "Grüße aus Łódź 😀"))}
 QUERY_TEXTS = {f"q{i}": text for i, text in enumerate(TEXTS[:12])}
 RELEVANT = {f"q{i}": {f"d{(5 * i + k) % len(CORPUS_TEXTS)}" for k in range(1 + i % 3)} for i in range(12)}
@@ -80,13 +82,13 @@ def folder(candidates: bool = False) -> Parts:
 
 def test_pairs_have_the_spearman_of_the_evaluator(embedder: Checkpoint) -> None:
     rows = [{"sentence1": a, "sentence2": b, "score": score} for a, b, score in PAIRS]
-    evaluator = EmbeddingSimilarityEvaluator(*map(list, zip(*PAIRS, strict=True)), write_csv=False)
+    evaluator = EmbeddingSimilarityEvaluator(*map(list, zip(*PAIRS, strict=True)), **EVALUATOR)
     expected = evaluator(SentenceTransformer(str(minilm()), device="cpu"))
     assert measured(embedder, {ROWS: rows}) == {"Spearman": pytest.approx(expected["spearman_cosine"], abs=1e-9)}
 
 
 def test_retrieval_has_the_measures_of_the_evaluator(embedder: Checkpoint) -> None:
-    evaluator = InformationRetrievalEvaluator(QUERY_TEXTS, CORPUS_TEXTS, RELEVANT, write_csv=False)
+    evaluator = InformationRetrievalEvaluator(QUERY_TEXTS, CORPUS_TEXTS, RELEVANT, **EVALUATOR)
     expected = evaluator(SentenceTransformer(str(minilm()), device="cpu"))
     assert measured(embedder, folder()) == {
         "nDCG@10": pytest.approx(expected["cosine_ndcg@10"], abs=1e-9),
@@ -111,7 +113,7 @@ def test_nanobeir_folder_has_the_measures_of_its_evaluator(
         return polars.read_parquet(Path(self.dataset_id) / subset / f"{split}-00000-of-00001.parquet").to_dicts()
 
     monkeypatch.setattr(NanoBEIREvaluator, "_load_dataset_subset_split", from_disk)
-    evaluator = NanoBEIREvaluator(["msmarco"], str(tmp_path), write_csv=False)
+    evaluator = NanoBEIREvaluator(["msmarco"], str(tmp_path), **EVALUATOR)
     expected = evaluator(SentenceTransformer(str(minilm()), device="cpu"))
     assert 0 < expected["NanoMSMARCO_cosine_ndcg@10"] < 1
     assert measured(embedder, read_parts(tmp_path)) == {
@@ -121,7 +123,7 @@ def test_nanobeir_folder_has_the_measures_of_its_evaluator(
 
 def test_late_interaction_has_the_measures_of_the_evaluator(checkpoint: Callable[[str], Path]) -> None:
     root = str(checkpoint("late"))
-    evaluator = MultiVectorInformationRetrievalEvaluator(QUERY_TEXTS, CORPUS_TEXTS, RELEVANT, write_csv=False)
+    evaluator = MultiVectorInformationRetrievalEvaluator(QUERY_TEXTS, CORPUS_TEXTS, RELEVANT, **EVALUATOR)
     expected = evaluator(MultiVectorEncoder(root, device="cpu"))
     late = resolve(make_spec(model=root, task="multi-vector-embedding"))
     assert measured(late, folder()) == {
@@ -149,7 +151,7 @@ def test_hybrid_embeddings_rank_by_the_sum_of_three_similarities(checkpoint: Cal
 
 def test_limit_takes_the_first_queries_and_the_whole_corpus(embedder: Checkpoint) -> None:
     queries = dict(list(QUERY_TEXTS.items())[:5])
-    evaluator = InformationRetrievalEvaluator(queries, CORPUS_TEXTS, RELEVANT, write_csv=False)
+    evaluator = InformationRetrievalEvaluator(queries, CORPUS_TEXTS, RELEVANT, **EVALUATOR)
     expected = evaluator(SentenceTransformer(str(minilm()), device="cpu"))
     assert measured(embedder, folder(), 5)["nDCG@10"] == pytest.approx(expected["cosine_ndcg@10"], abs=1e-9)
 
