@@ -117,13 +117,18 @@ def ray_nodes() -> Iterator[Nodes]:
 
 
 def stubs(entry: Path) -> dict[int, int]:
-    """Return the processes of a repository's model on this machine, and the Triton of each."""
+    """Return the processes of a repository's model on this machine, and the Triton of each that has one.
+
+    The parent of a process whose Triton was killed is another program.
+    """
     stubs_found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended
             program, *arguments = (folder / "cmdline").read_bytes().split(b"\0")
             if program.endswith(b"triton_python_backend_stub") and arguments[0].startswith(f"{entry}/".encode()):
-                stubs_found[int(folder.name)] = _parent(int(folder.name))
+                triton = _parent(int(folder.name))
+                if b"--model-repository=" in Path(f"/proc/{triton}/cmdline").read_bytes():
+                    stubs_found[int(folder.name)] = triton
     return stubs_found
 
 
