@@ -72,20 +72,18 @@ def _deaths(events: list[BuildProgress | BuildOutcome]) -> int:
 
 @pytest.fixture(scope="module")
 def models(built: Callable[[str], Path], module_folder: Callable[[str], Path]) -> Path:
-    """Return a repository of a classifier, and a model that generates slowly."""
-    models = join([built(name) for name in ("topics", "writes")], module_folder("on-ray") / "models")
-    _pause_before_each_step(models / "writes" / "1" / "model.py")
+    """Return a repository of a classifier that answers slowly."""
+    models = join([built("topics")], module_folder("on-ray") / "models")
+    _pause_before_each_batch(models / "topics" / "1" / "model.py")
     return models
 
 
-def _pause_before_each_step(program: Path) -> None:
-    """Let a decode loop sleep: many requests then wait at once without a load that delays the start of a replica."""
-    text, start = program.read_text("utf-8"), "        self.service.loop.start()\n"
-    assert start in text
-    step = "        step = self.service.loop.step\n"
-    pause = "        self.service.loop.step = lambda: (__import__('time').sleep(0.01), step())\n"
+def _pause_before_each_batch(program: Path) -> None:
+    """Let a model sleep: many requests then wait at once without a load that delays the start of a replica."""
+    text, answer = program.read_text("utf-8"), "        answers = self.front(tensors)\n"
+    assert answer in text
     program.unlink()  # a link to the file that other tests read
-    program.write_text(text.replace(start, step + pause + start), "utf-8")
+    program.write_text(text.replace(answer, "        time.sleep(0.03)\n" + answer), "utf-8")
 
 
 @dataclass
@@ -97,21 +95,20 @@ class Site:
     models: Path
     failures: list[Any] = field(default_factory=list)
 
-    def open(self, path: str, body: Any) -> Any:
-        """Return the response, to be read."""
+    def classify(self) -> Any:
+        """Return the answer of the classifier."""
+        body = {"model": "topics", "inputs": [TEXT]}
         request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}{path}", json.dumps(body).encode(), {"content-type": "application/json"}
+            f"http://127.0.0.1:{self.port}/v1/tasks/text-classification",
+            json.dumps(body).encode(),
+            {"content-type": "application/json"},
         )
-        return urllib.request.urlopen(request, timeout=WAIT_S)
-
-    def classify(self, name: str) -> Any:
-        """Return the answer of a classifier."""
-        with self.open("/v1/tasks/text-classification", {"model": name, "inputs": [TEXT]}) as response:
+        with urllib.request.urlopen(request, timeout=WAIT_S) as response:
             return json.loads(response.read())[0][0]["label"]
 
-    def stubs(self, model: str) -> dict[int, int]:
-        """Return the processes of a model, and the Triton of each."""
-        return stubs(self.models / model)
+    def stubs(self) -> dict[int, int]:
+        """Return the processes of the classifier, and the Triton of each."""
+        return stubs(self.models / "topics")
 
     def replicas(self) -> dict[str, int]:
         """Return the number of replicas by state."""
@@ -131,17 +128,11 @@ class Site:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=WAIT_S) as response:
             return len(re.findall(r"^build_repo_gateway_server_accepting\{.*\} 1\.0$", response.read().decode(), re.M))
 
-    def write(self, name: str) -> None:
-        """Send a long request to a generating model."""
-        body = {"model": name, "prompt": "a", "max_tokens": 100, "ignore_eos": True}
-        with self.open("/v1/completions", body) as response:
-            assert json.loads(response.read())["usage"]["completion_tokens"] == 100
-
     @contextmanager
-    def asked(self, clients: int, ask: Callable[[], object]) -> Iterator[list[int]]:
+    def asked(self, clients: int) -> Iterator[list[int]]:
         """Run clients in a loop, append one item per answer, and record failures."""
         done, counts = threading.Event(), list[int]()
-        threads = [threading.Thread(target=self._ask_until, args=(done, ask, counts)) for _ in range(clients)]
+        threads = [threading.Thread(target=self._ask_until, args=(done, counts)) for _ in range(clients)]
         for thread in threads:
             thread.start()
         try:
@@ -151,10 +142,10 @@ class Site:
             for thread in threads:
                 thread.join()
 
-    def _ask_until(self, done: threading.Event, ask: Callable[[], object], counts: list[int]) -> None:
+    def _ask_until(self, done: threading.Event, counts: list[int]) -> None:
         while not done.is_set():
             try:
-                ask()
+                self.classify()
                 counts.append(1)
             except (urllib.error.URLError, OSError, KeyError) as error:
                 self.failures.append(error)
@@ -168,7 +159,7 @@ def site(nodes: Nodes, models: Path) -> Iterator[Site]:
     """
     nodes.at_least(2)
     replicas = {"min_replicas": 2, "max_replicas": 3}
-    options = read_options({"repository": str(models), **replicas, "busy": 3, "grow_after_s": 0.5, "shrink_after_s": 5})
+    options = read_options({"repository": str(models), **replicas, "busy": 3, "grow_after_s": 0.5, "shrink_after_s": 1})
     port = free_ports().http
     with connected(nodes.address), _looking_often(), serving(options, "127.0.0.1", port):
         yield Site(port, nodes, models)
@@ -176,12 +167,16 @@ def site(nodes: Nodes, models: Path) -> Iterator[Site]:
 
 @contextmanager
 def _looking_often() -> Iterator[None]:
-    """Make Ray sample an application's requests continuously instead of every ten seconds over the last thirty."""
+    """Make Ray sample an application's requests continuously instead of every ten seconds over the last thirty.
+
+    A replica that ends looks for running requests every tenth of a second instead of every two seconds.
+    """
     from ray import serve
 
     deployment = serve.deployment
 
     def hurried(*positional: Any, **options: Any) -> Any:
+        options["graceful_shutdown_wait_loop_s"] = 0.1
         if "autoscaling_config" in options:
             options["autoscaling_config"] |= {"metrics_interval_s": 0.2, "look_back_period_s": 1.0}
         return deployment(*positional, **options)
@@ -193,30 +188,30 @@ def _looking_often() -> Iterator[None]:
 
 def test_killed_triton_fails_no_request_and_another_is_used(site: Site) -> None:
     site.whole()
-    first = set(site.stubs("topics").values())
-    with site.asked(4, lambda: site.classify("topics")) as counts:
+    first = set(site.stubs().values())
+    with site.asked(4) as counts:
         _wait_for(lambda: len(counts) > 20)
         kill(min(first))
-        _wait_for(lambda: len(set(site.stubs("topics").values()) - first) == 1)
+        _wait_for(lambda: len(set(site.stubs().values()) - first) == 1)
         _wait_for(lambda: site.accepting() == 2)
         before = len(counts)
-        _wait_for(lambda: len(counts) > before + 50)
+        _wait_for(lambda: len(counts) > before + 30)
     assert site.failures == []
 
 
 def test_triton_on_ray_runs_with_normal_priority(site: Site) -> None:
     """Ray's default niceness of 15 starves Triton on a busy node."""
-    tritons = set(site.whole().stubs("topics").values())
+    tritons = set(site.whole().stubs().values())
     assert {os.getpriority(os.PRIO_PROCESS, triton) for triton in tritons} == {os.getpriority(os.PRIO_PROCESS, 0)}
 
 
 def test_killed_node_fails_no_request(site: Site) -> None:
-    process = next(iter(site.whole().stubs("topics")))  # may outlive its node, because the backend's watchdog can hang
-    with site.asked(4, lambda: site.classify("topics")) as counts:
+    process = next(iter(site.whole().stubs()))  # may outlive its node, because the backend's watchdog can hang
+    with site.asked(4) as counts:
         _wait_for(lambda: len(counts) > 20)
         site.nodes.kill(site.nodes.of(process))
         before = len(counts)
-        _wait_for(lambda: len(counts) > before + 50)
+        _wait_for(lambda: len(counts) > before + 30)
     assert site.failures == []
 
 
@@ -224,25 +219,25 @@ def test_ray_adds_a_replica_under_load_and_removes_it_after(site: Site) -> None:
     """No request fails while a replica is added or removed."""
     site.whole()
     site.nodes.at_least(3)
-    with site.asked(13, lambda: site.write("writes")):
+    with site.asked(13):
         _wait_for(lambda: site.replicas() == {"RUNNING": 3}, STATUS_S)
         _wait_for(lambda: site.accepting() == 3, STATUS_S)
-    with site.asked(1, lambda: site.write("writes")):
+    with site.asked(1):
         _wait_for(lambda: site.replicas() == {"RUNNING": 2}, STATUS_S)
     assert site.failures == []
 
 
 def test_killed_head_fails_no_request_and_can_be_started_again(site: Site) -> None:
     head = site.whole().nodes.cluster.head_node
-    with site.asked(2, lambda: site.classify("topics")) as counts:
+    with site.asked(2) as counts:
         _wait_for(lambda: len(counts) > 10)
         head.kill_gcs_server()
         before = len(counts)
-        _wait_for(lambda: len(counts) > before + 50)
+        _wait_for(lambda: len(counts) > before + 30)
         head.start_gcs_server()
         _wait_for(lambda: site.replicas() == {"RUNNING": 2}, STATUS_S)
         after = len(counts)
-        _wait_for(lambda: len(counts) > after + 50)
+        _wait_for(lambda: len(counts) > after + 30)
     assert site.accepting() == 2
     assert site.failures == []
 
