@@ -46,7 +46,7 @@ TRACED = (
     "states",
 )
 LIBRARIES = ("onnx", "onnxscript", "torch", "transformers")
-SMALL = 4 << 20  # maximum bytes of a graph that is cached for the next run
+SMALL = 8 << 20  # maximum bytes of a graph that is cached for the next run
 STALE_S = 2 * 24 * 3600  # since a folder was last used
 PLAIN = (str, int, float, bool, tuple, list, torch.dtype, type(None))
 OF_A_COPY = {  # settings that differ after saving and loading; the dtype is covered by the tensors
