@@ -13,6 +13,7 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from builder.common.errors import SpecError, VerificationError
+from builder.engines.optimise.prompt_attention import attend_prompts_in_fp32
 from builder.graphs.onnx.graph import MODEL_FILE, Graph, load_graph, operator_needs, save_graph
 from builder.graphs.onnx.nodes import add_constant
 from builder.graphs.onnx.operators import CACHED_ATTENTION, SHARED_CACHE_NEED
@@ -48,6 +49,7 @@ def quantise_cache(graph: Graph, largest: Mapping[str, np.ndarray], folder: Path
         changed += 1
     if not changed:
         raise VerificationError("the graph has no cache to quantise; use --cache fp32")
+    attend_prompts_in_fp32(model)
     for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
         if value.name.startswith(("past_key_", "past_value_", "present_key_", "present_value_")):
             value.type.tensor_type.elem_type = TensorProto.INT8

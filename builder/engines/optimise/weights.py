@@ -20,7 +20,7 @@ from pathlib import Path
 import onnx
 from onnx import helper
 
-from builder.checkpoints.grids import StoredWeights
+from builder.checkpoints.grids import LARGEST_BLOCK, StoredWeights
 from builder.common.errors import VerificationError
 from builder.engines import graph_engine
 from builder.engines.optimise import Quantised
@@ -35,7 +35,6 @@ from builder.graphs.onnx.weights import computing, values_of
 from builder.options import WeightOptions
 
 BITS = {"int8-weights": 8, "int4-weights": 4}
-LARGEST_EXPERTS_BLOCK = 128  # inputs of experts that share a scale in `int8`
 
 
 def quantise_weights(
@@ -68,7 +67,7 @@ def _quantise_weights(
     model = load_graph(graph.path)
     spell_out_gemms(model.graph)  # ONNX Runtime's optimiser makes some of MatMul and Add again
     routers = routers_of(model.graph)
-    block = block_of(model.graph, options.block_size if precision in BITS else LARGEST_EXPERTS_BLOCK)
+    block = block_of(model.graph, options.block_size if precision in BITS else LARGEST_BLOCK)
     if block is None:
         graph = run_all_experts(graph, folder)
         model = load_graph(graph.path)
