@@ -372,6 +372,7 @@ def test_report_has_the_verification_of_an_openvino_decoder(built: Path) -> None
     assert check(built) == []
     report = read_report(built, "writes")
     assert [measured.name for measured in report.variants] == ["PyTorch fp32", "fp32", "int8", "int8, int8 cache"]
+    assert report.engine == "openvino"
     layers = int(SIZES["num_hidden_layers"])
     assert report.attention == {"fused": layers, "layers": layers}
     assert report.operators["PagedAttention"] == layers

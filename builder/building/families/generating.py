@@ -218,15 +218,17 @@ def quantised_parts(precision: str, parts: Sequence[Quantised]) -> dict[str, Any
 def report_of(
     spec: BuildSpec,
     checkpoint: Checkpoint,
+    engine: str,
     memory: ReservedMemory,
     operators: Counter[str],
     entries: Sequence[RepositoryEntry],
     **family_fields: Any,
 ) -> BuildReport:
-    """Return the report of a generating model: the common facts, and the `family_fields`."""
+    """Return the report of a generating model that `engine` runs: the common facts, and the `family_fields`."""
     task = checkpoint.task
     return BuildReport(
         **built_from(spec, checkpoint),
+        engine=engine,
         operators={name: operators[name] for name in OPERATORS if operators[name]},
         metric=task.metric,
         threshold=task.required(spec.quality),

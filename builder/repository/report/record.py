@@ -166,7 +166,7 @@ class BuildReport:
     chosen: str | None = None
     """Name of the variant that is served."""
     engine: str = "onnxruntime"
-    """Triton backend that runs the graph."""
+    """Engine that runs the graph."""
     removed: dict[str, dict[str, int]] = field(default_factory=dict)
     """Heads and neurons that were removed, by reason."""
     verified_on: tuple[EngineCheck, ...] = ()

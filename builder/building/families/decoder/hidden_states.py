@@ -101,6 +101,7 @@ class BuiltDraft:
         report = report_of(
             self.spec,
             checkpoint,
+            self.graph.engine,
             replace(self.memory, weights=self.graph.size),
             operators,
             entries,

@@ -181,6 +181,7 @@ class Decoder:
         return report_of(
             self.spec,
             checkpoint,
+            choice.graph.engine,
             replace(self.memory, weights=choice.graph.size),
             operators,
             entries,

@@ -220,6 +220,7 @@ class Seq2Seq:
         return report_of(
             self.spec,
             self.checkpoint,
+            graphs.decoder.engine,
             replace(self.memory, weights=graphs.size),
             operators,
             entries,
