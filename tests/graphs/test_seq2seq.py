@@ -92,7 +92,8 @@ def test_seq2seq_answers_equal_those_of_transformers(model_type: str, tmp_path: 
         wanted = expected(model, source, options, count, **forced)
         assert [hypothesis.tokens for hypothesis in hypotheses] == wanted, (options, len(source))
     layers = len(graphs.caches)
-    assert graphs.decoder.operators["GroupQueryAttention"] == 3 * layers, "of texts for one row and for four"
+    assert graphs.decoder.operators["GroupQueryAttention"] == 2 * layers, "a call runs one branch"
+    assert graphs.decoder.operators["If"] == layers + 1, "of texts for one row or for four, and of candidates"
     assert graphs.encoder.operators["MultiHeadAttention"] == model.config.num_hidden_layers
     for graph in (graphs.encoder, graphs.decoder):
         assert graph.operators["Softmax"] == 0, "an attention was left unfused"

@@ -45,8 +45,9 @@ ENCODER_FILE = "encoder.onnx"  # of an encoder-decoder model, whose decoder is M
 
 @dataclass(frozen=True)
 class Graph:
-    """One model file with its signature. `operators` counts nodes by operator type, those of branches too.
+    """One model file with its signature.
 
+    `operators` counts nodes by operator type that one call runs at most: of an If, the branch that has more of a type.
     `engine` is the Triton backend it is for, `arithmetic` the type of its real products: fp32, bf16, or fp16 on a
     GPU. `beside`: files of weights that other graphs read too.
     """
@@ -152,7 +153,7 @@ def _described(model: onnx.ModelProto, path: Path) -> Graph:
         ),
         opset=next((entry.version for entry in model.opset_import if entry.domain in STANDARD), 0),
         ir_version=model.ir_version,
-        operators=Counter(node.op_type for node in nodes_of(model.graph)),
+        operators=_operators(model.graph),
         size=sum(file.stat().st_size for file in path.parent.glob(f"{path.stem}.*")),
         arithmetic="bf16" if any(t.data_type == onnx.TensorProto.BFLOAT16 for t in model.graph.initializer) else "fp32",
     )
@@ -166,15 +167,10 @@ def nodes_of(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
             yield from nodes_of(attribute.g)
 
 
-def operators_of_a_call(graph: Graph) -> Counter[str]:
-    """Count nodes by operator type that one call runs at most: of an If, the branch that has more of a type."""
-    return _run(onnx.load(str(graph.path), load_external_data=False).graph)
-
-
-def _run(graph: onnx.GraphProto) -> Counter[str]:
+def _operators(graph: onnx.GraphProto) -> Counter[str]:
     operators = Counter(node.op_type for node in graph.node)
     for node in graph.node:
-        branches = [_run(attribute.g) for attribute in node.attribute if attribute.HasField("g")]
+        branches = [_operators(attribute.g) for attribute in node.attribute if attribute.HasField("g")]
         operators += reduce(or_, branches, Counter[str]())
     return operators
 

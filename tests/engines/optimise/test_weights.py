@@ -106,9 +106,11 @@ def test_answer_of_a_row_is_independent_of_its_batch(
 
 @pytest.mark.parametrize("model_type", ["qwen3", "gpt_oss"])
 def test_int8_cache_answers_like_fp32(model_type: str, fused: Callable[[str], Fused], tmp_path: Path) -> None:
+    """Regression: a report counted the attention of each layer twice, once for each branch."""
     graph, caches, reference = fused(model_type)
     largest = largest_values(opened(graph, 1), caches, VOCABULARY, reference)
     small = quantise_cache(graph, largest, tmp_path)
+    assert small.operators["GroupQueryAttention"] == len(caches)
     agreement = measure(opened(small, 1), caches, VOCABULARY, reference, "int8")
     assert 1e-4 < agreement.error < 0.5
     assert agreement.mean > 0.9

@@ -47,7 +47,7 @@ from builder.engines.optimise import Quantised
 from builder.engines.optimise.fusion import fuse
 from builder.engines.optimise.weights import quantise_weights
 from builder.graphs.export.seq2seq import Seq2SeqExport, export_seq2seq
-from builder.graphs.onnx.graph import check_release, operators_of_a_call
+from builder.graphs.onnx.graph import check_release
 from builder.graphs.onnx.operators import ATTENTION, CACHED_ATTENTION
 from builder.graphs.onnx.searches import for_searches
 from builder.graphs.onnx.shared_tables import with_shared_tables
@@ -208,7 +208,7 @@ class Seq2Seq:
 
     def _report(self, chosen: SelectedSeq2Seq, entries: Sequence[RepositoryEntry]) -> BuildReport:
         graphs, selection = chosen.graphs, chosen.selection
-        operators = operators_of_a_call(graphs.encoder) + operators_of_a_call(graphs.decoder)
+        operators = graphs.encoder.operators + graphs.decoder.operators
         encoder_attentions = chosen.exact.fused.exported.encoder_attentions
         encoder_layers = int(self.checkpoint.config.num_hidden_layers)
         unfused = None
