@@ -19,10 +19,10 @@ from builder.graphs.onnx.nodes import add_constant, attributes_of, constant, cop
 from builder.graphs.onnx.operators import CACHED_ATTENTION, STANDARD
 
 OPSET = 24  # the first with TensorScatter
-LONG = 32  # tokens a row of a call: more than the steps of a decode loop have, guessed ones included
-MOST = 16_384  # rows times positions whose codes are converted: four fp32 tensors of so many keys or values at a time
+MIN_NEW_TOKENS = 32  # tokens a row of a call: more than the steps of a decode loop have, guessed ones included
+MAX_POSITIONS = 16_384  # of all rows, whose codes are converted: four fp32 tensors of so many keys or values at a time
 IS_LONG = "attends_in_fp32"
-ONE, ROUNDED = "cache_one", "cache_rounded"  # the scale and the zero point of codes
+ONE, ZERO_POINT = "cache_one", "cache_zero_point"  # the scale and the zero point of codes
 QUERY, KEY, VALUE, PAST_KEY, PAST_VALUE, LENGTHS, TOTAL = range(7)  # places among the operator's inputs
 QUANTISATION = ("k_quant_type", "v_quant_type", "kv_cache_bit_width")
 
@@ -30,11 +30,12 @@ QUANTISATION = ("k_quant_type", "v_quant_type", "kv_cache_bit_width")
 def attend_prompts_in_fp32(model: onnx.ModelProto) -> None:
     """Replace each attention over an int8 cache in `model` with a choice by the number of new tokens.
 
-    Keys and values have constant scales a channel, (heads x size), the last two inputs.
+    Keys and values have constant scales a channel, (heads x size), the last two inputs. New ones may be columns of the
+    query's tensor.
     """
     graph = model.graph
     add_constant(graph, ONE, np.ones((), np.float32))
-    add_constant(graph, ROUNDED, np.zeros((), np.int8))
+    add_constant(graph, ZERO_POINT, np.zeros((), np.int8))
     nodes = [_by_length(graph, node) if _reads_codes(node) else node for node in graph.node]
     replace_nodes(graph, [*_is_long(), *nodes])
     for entry in model.opset_import:
@@ -43,7 +44,7 @@ def attend_prompts_in_fp32(model: onnx.ModelProto) -> None:
 
 
 def _reads_codes(node: onnx.NodeProto) -> bool:
-    return node.op_type == CACHED_ATTENTION and "kv_cache_bit_width" in attributes_of(node) and node.input[KEY] != ""
+    return node.op_type == CACHED_ATTENTION and "kv_cache_bit_width" in attributes_of(node)
 
 
 def _is_long() -> list[onnx.NodeProto]:
@@ -53,8 +54,8 @@ def _is_long() -> list[onnx.NodeProto]:
         helper.make_node("Shape", ["input_ids"], [f"{IS_LONG}.new"], start=1, end=2),
         helper.make_node("Cast", ["total_sequence_length"], [f"{IS_LONG}.total"], to=TensorProto.INT64),
         helper.make_node("Mul", [f"{IS_LONG}.total", f"{IS_LONG}.rows"], [f"{IS_LONG}.converted"]),
-        constant(f"{IS_LONG}.least", [LONG]),
-        constant(f"{IS_LONG}.most", [MOST]),
+        constant(f"{IS_LONG}.least", [MIN_NEW_TOKENS]),
+        constant(f"{IS_LONG}.most", [MAX_POSITIONS]),
         helper.make_node("GreaterOrEqual", [f"{IS_LONG}.new", f"{IS_LONG}.least"], [f"{IS_LONG}.many"]),
         helper.make_node("LessOrEqual", [f"{IS_LONG}.converted", f"{IS_LONG}.most"], [f"{IS_LONG}.fits"]),
         helper.make_node("And", [f"{IS_LONG}.many", f"{IS_LONG}.fits"], [IS_LONG]),
@@ -89,36 +90,41 @@ def _in_fp32(graph: onnx.GraphProto, node: onnx.NodeProto) -> list[onnx.NodeProt
     heads, group = attributes["kv_num_heads"], attributes["num_heads"] // attributes["kv_num_heads"]
     answer, new_keys, new_values = (f"{name}.long" for name in node.output)
     inner = f"{answer}."
+    new, nodes = list(node.input[: VALUE + 1]), list[onnx.NodeProto]()
     tensors = {tensor.name: tensor for tensor in graph.initializer}
     keys, values = (numpy_helper.to_array(tensors[name]).reshape(heads, -1) for name in node.input[-2:])
     for name, scale in (("of_keys", keys), ("of_values", values)):
         add_constant(graph, f"{inner}{name}.repeated", scale.repeat(group, axis=0).ravel())
         add_constant(graph, f"{inner}{name}.inverse", (1 / scale).ravel())
+    if not new[KEY]:
+        packed, new = new[QUERY], [f"{inner}{name}.columns" for name in ("queries", "keys", "values")]
+        sizes = constant(f"{inner}columns", [group * keys.size, keys.size, values.size])
+        nodes += [sizes, helper.make_node("Split", [packed, *sizes.output], new, axis=-1)]
     attention = copy_of(node)
     del attention.input[-2:], attention.output[:]
     for attribute in [one for one in attention.attribute if one.name in QUANTISATION]:
         attention.attribute.remove(attribute)
     attention.input[QUERY] = f"{inner}queries"
     attention.output.extend([f"{inner}in_steps", f"{inner}keys.present", f"{inner}values.present"])
-    nodes = [
+    nodes += [
         constant(f"{inner}one", 1),
         constant(f"{inner}zero", [0]),
         constant(f"{inner}positions", [2]),
         constant(f"{inner}by_head", [0, 0, heads, -1]),
-        helper.make_node("Shape", [node.input[QUERY]], [f"{inner}new"], start=1, end=2),
+        helper.make_node("Shape", [new[QUERY]], [f"{inner}new"], start=1, end=2),
         helper.make_node("Cast", [node.input[LENGTHS]], [f"{inner}last"], to=TensorProto.INT64),
         helper.make_node("Add", [f"{inner}last", f"{inner}one"], [f"{inner}lengths"]),
         helper.make_node("Sub", [f"{inner}lengths", f"{inner}new"], [f"{inner}before"]),
         helper.make_node("Max", [f"{inner}before", f"{inner}zero"], [f"{inner}starts"]),  # a first prompt may be padded
         helper.make_node("Cast", [node.input[TOTAL]], [f"{inner}total"], to=TensorProto.INT64),
-        helper.make_node("Mul", [node.input[QUERY], f"{inner}of_keys.repeated"], [f"{inner}queries"]),
+        helper.make_node("Mul", [new[QUERY], f"{inner}of_keys.repeated"], [f"{inner}queries"]),
     ]
     for kind, place, past, present in (("keys", KEY, PAST_KEY, new_keys), ("values", VALUE, PAST_VALUE, new_values)):
         side = f"{inner}{kind}"
         steps, codes, by_head, ordered = (f"{side}.{name}" for name in ("steps", "codes", "by_head", "ordered"))
         nodes += [
-            helper.make_node("Mul", [node.input[place], f"{inner}of_{kind}.inverse"], [steps]),
-            helper.make_node("QuantizeLinear", [steps, ONE, ROUNDED], [codes]),
+            helper.make_node("Mul", [new[place], f"{inner}of_{kind}.inverse"], [steps]),
+            helper.make_node("QuantizeLinear", [steps, ONE, ZERO_POINT], [codes]),
             helper.make_node("Reshape", [codes, f"{inner}by_head"], [by_head]),
             helper.make_node("Transpose", [by_head], [ordered], perm=[0, 2, 1, 3]),
             helper.make_node("Slice", [node.input[past], f"{inner}zero", f"{inner}total", f"{inner}positions"],

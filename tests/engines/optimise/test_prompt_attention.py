@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from builder.engines.optimise import prompt_attention
-from builder.engines.optimise.prompt_attention import LONG, attend_prompts_in_fp32
+from builder.engines.optimise.prompt_attention import MIN_NEW_TOKENS, attend_prompts_in_fp32
 from builder.graphs.onnx.operators import DOMAIN
 
 HEADS, GROUP, SIZE, POSITIONS = 2, 3, 16, 160
@@ -19,16 +19,21 @@ Attributes = dict[str, float]
 
 
 def test_prompts_attend_in_fp32_as_over_the_codes() -> None:
-    _assert_same(LONG, {})
+    _assert_same(MIN_NEW_TOKENS, {})
 
 
 @pytest.mark.parametrize("attributes", [{"local_window_size": 24}, {"softcap": 2.0, "scale": 0.5}])
 def test_prompts_keep_the_attention_of_the_model(attributes: Attributes) -> None:
-    _assert_same(2 * LONG, attributes)
+    _assert_same(2 * MIN_NEW_TOKENS, attributes)
 
 
 def test_prompts_keep_the_sinks_of_the_model() -> None:
-    _assert_same(LONG, {}, sinks=True)
+    _assert_same(MIN_NEW_TOKENS, {}, sinks=True)
+
+
+def test_prompts_of_packed_queries_attend_in_fp32() -> None:
+    """Regression: attention that takes queries, keys and values as one tensor (GPT-2) stayed over the codes."""
+    _assert_same(MIN_NEW_TOKENS, {}, is_packed=True)
 
 
 def test_padded_first_prompts_attend_in_fp32() -> None:
@@ -36,17 +41,17 @@ def test_padded_first_prompts_attend_in_fp32() -> None:
 
 
 def test_steps_run_the_kernel_over_the_codes() -> None:
-    own, long = _run(_model({}), LONG - 1), _run(_in_fp32(_model({})), LONG - 1)
+    own, long = _run(_model({}), MIN_NEW_TOKENS - 1), _run(_in_fp32(_model({})), MIN_NEW_TOKENS - 1)
     for ours, theirs in zip(long, own, strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
 
 def test_prompts_whose_copies_would_be_large_run_the_kernel_over_the_codes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompt_attention, "MOST", LONG + PAST - 1)
-    own, long = _run(_model({}), LONG), _run(_in_fp32(_model({})), LONG)
+    monkeypatch.setattr(prompt_attention, "MAX_POSITIONS", MIN_NEW_TOKENS + PAST - 1)
+    own, long = _run(_model({}), MIN_NEW_TOKENS), _run(_in_fp32(_model({})), MIN_NEW_TOKENS)
     np.testing.assert_array_equal(long[0], own[0])
-    monkeypatch.setattr(prompt_attention, "MOST", LONG + PAST)
-    assert (_run(_in_fp32(_model({})), LONG)[0] != own[0]).any()
+    monkeypatch.setattr(prompt_attention, "MAX_POSITIONS", MIN_NEW_TOKENS + PAST)
+    assert (_run(_in_fp32(_model({})), MIN_NEW_TOKENS)[0] != own[0]).any()
 
 
 def test_attention_without_a_cache_in_codes_stays() -> None:
@@ -60,11 +65,12 @@ def test_attention_without_a_cache_in_codes_stays() -> None:
 
 
 def _assert_same(
-    new: int, attributes: Attributes, sinks: bool = False, past: int = PAST, counts: tuple[int, ...] = ()
+    new: int, attributes: Attributes, past: int = PAST, counts: tuple[int, ...] = (), **inputs: bool
 ) -> None:
-    """Compare answers, and both caches: written in place at the new positions, and nowhere else."""
-    answer, *caches = _run(_in_fp32(_model(attributes, sinks)), new, past, counts)
-    expected, *kernels = _run(_model(attributes, sinks), new, past, counts)
+    """Compare answers, computed otherwise, and both caches: written in place at the new positions, nowhere else."""
+    answer, *caches = _run(_in_fp32(_model(attributes, **inputs)), new, past, counts)
+    expected, *kernels = _run(_model(attributes, **inputs), new, past, counts)
+    assert (answer != expected).any()
     for row, count in enumerate(counts or [new]):
         np.testing.assert_allclose(answer[row, :count], expected[row, :count], atol=2e-5)
         for cache, kernel, before in zip(caches, kernels, _caches(len(answer)), strict=True):
@@ -106,8 +112,11 @@ def _run(
         "total_sequence_length": np.array([past + new], np.int32),
     }
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    names = {value.name for value in session.get_inputs()}
+    if "key" not in names:
+        feeds["query"] = np.concatenate([feeds.pop(name) for name in ("query", "key", "value")], axis=2)
     binding = session.io_binding()
-    for name in {value.name for value in session.get_inputs()} & feeds.keys():
+    for name in names & feeds.keys():
         binding.bind_cpu_input(name, feeds[name])
     keys, values = _caches(rows)
     for kind, cache in (("key", keys), ("value", values)):
@@ -118,12 +127,16 @@ def _run(
     return binding.get_outputs()[-1].numpy(), keys, values
 
 
-def _model(attributes: Attributes, sinks: bool = False) -> onnx.ModelProto:
-    """Return a graph of one attention over an int8 cache, each of whose channels has a scale of its own."""
+def _model(attributes: Attributes, sinks: bool = False, is_packed: bool = False) -> onnx.ModelProto:
+    """Return a graph of one attention over an int8 cache, each of whose channels has a scale of its own.
+
+    `is_packed`: queries, keys and values are columns of one input.
+    """
     generator = np.random.default_rng(2)
     width = HEADS * SIZE
     constants = {f"{kind}_scales": generator.uniform(0.01, 0.05, width).astype(np.float32) for kind in ("key", "value")}
-    inputs = ["query", "key", "value", "past_key_0", "past_value_0", "seqlens_k", "total_sequence_length"]
+    taken = ("query",) if is_packed else ("query", "key", "value")
+    inputs = [*taken, *[""] * (3 - len(taken)), "past_key_0", "past_value_0", "seqlens_k", "total_sequence_length"]
     inputs += ["", "", "", "", "sinks" if sinks else "", *constants]
     if sinks:
         constants["sinks"] = generator.normal(size=GROUP * HEADS).astype(np.float32)
@@ -144,6 +157,9 @@ def _model(attributes: Attributes, sinks: bool = False) -> onnx.ModelProto:
         "total_sequence_length": (TensorProto.INT32, [1]),
     }
     outputs = {"answer": shapes["query"], "present_key_0": cache, "present_value_0": cache}
+    if is_packed:
+        del shapes["key"], shapes["value"]
+        shapes["query"] = (TensorProto.FLOAT, ["rows", "new", (GROUP + 2) * width])
     graph = helper.make_graph(
         [node],
         "attention",
