@@ -69,7 +69,7 @@ def results() -> str:
 
 def _beside_fastest(subject: str, sides: dict[str, dict[str, Any]], clients: str) -> tuple[str, ...]:
     """Return the row of one model and number of clients, beside the fastest side of the peer."""
-    peers = {name: cells[clients]["tokens_per_s"] for name, cells in sides.items() if name != OURS}
+    peers = {name: cells[clients]["tokens_per_s"] for name, cells in sides.items() if not name.startswith("ours")}
     fastest, own = max(peers, key=lambda name: peers[name]), sides[OURS][clients]
     how = ", ".join(["int8", *_guessed(own)])
     return _result(subject, "tokens/s", (fastest, peers[fastest]), (how, own["tokens_per_s"]))

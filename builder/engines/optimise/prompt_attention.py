@@ -20,7 +20,8 @@ from builder.graphs.onnx.operators import CACHED_ATTENTION, STANDARD
 
 OPSET = 24  # the first with TensorScatter
 MIN_NEW_TOKENS = 32  # tokens a row of a call: more than the steps of a decode loop have, guessed ones included
-MAX_POSITIONS = 16_384  # of all rows, whose codes are converted: four fp32 tensors of so many keys or values at a time
+MAX_BYTES = 2**28  # of the fp32 tensors of one layer
+COPIES = 4  # of a layer's keys or values in fp32: converted, and with the new ones appended
 IS_LONG = "attends_in_fp32"
 ONE, ZERO_POINT = "cache_one", "cache_zero_point"  # the scale and the zero point of codes
 QUERY, KEY, VALUE, PAST_KEY, PAST_VALUE, LENGTHS, TOTAL = range(7)  # places among the operator's inputs
@@ -28,7 +29,7 @@ QUANTISATION = ("k_quant_type", "v_quant_type", "kv_cache_bit_width")
 
 
 def attend_prompts_in_fp32(model: onnx.ModelProto) -> None:
-    """Replace each attention over an int8 cache in `model` with a choice by the number of new tokens.
+    """Replace each attention over an int8 cache in `model`, of which there are some, with a choice by new tokens.
 
     Keys and values have constant scales a channel, (heads x size), the last two inputs. New ones may be columns of the
     query's tensor.
@@ -36,8 +37,10 @@ def attend_prompts_in_fp32(model: onnx.ModelProto) -> None:
     graph = model.graph
     add_constant(graph, ONE, np.ones((), np.float32))
     add_constant(graph, ZERO_POINT, np.zeros((), np.int8))
+    numbers = {tensor.name: tensor.dims[0] for tensor in graph.initializer if len(tensor.dims) == 1}
+    widest = max(numbers[node.input[-1]] for node in graph.node if _reads_codes(node))
     nodes = [_by_length(graph, node) if _reads_codes(node) else node for node in graph.node]
-    replace_nodes(graph, [*_is_long(), *nodes])
+    replace_nodes(graph, [*_is_long(MAX_BYTES // (COPIES * 4 * widest)), *nodes])
     for entry in model.opset_import:
         if entry.domain in STANDARD:
             entry.version = max(entry.version, OPSET)
@@ -47,15 +50,15 @@ def _reads_codes(node: onnx.NodeProto) -> bool:
     return node.op_type == CACHED_ATTENTION and "kv_cache_bit_width" in attributes_of(node)
 
 
-def _is_long() -> list[onnx.NodeProto]:
-    """Return nodes that tell whether the call is long, but not so long that the conversion takes much memory."""
+def _is_long(max_positions: int) -> list[onnx.NodeProto]:
+    """Return nodes that tell if a call has many new tokens, and its rows no more than `max_positions` together."""
     return [
         helper.make_node("Shape", ["input_ids"], [f"{IS_LONG}.rows"], start=0, end=1),
         helper.make_node("Shape", ["input_ids"], [f"{IS_LONG}.new"], start=1, end=2),
         helper.make_node("Cast", ["total_sequence_length"], [f"{IS_LONG}.total"], to=TensorProto.INT64),
         helper.make_node("Mul", [f"{IS_LONG}.total", f"{IS_LONG}.rows"], [f"{IS_LONG}.converted"]),
         constant(f"{IS_LONG}.least", [MIN_NEW_TOKENS]),
-        constant(f"{IS_LONG}.most", [MAX_POSITIONS]),
+        constant(f"{IS_LONG}.most", [max_positions]),
         helper.make_node("GreaterOrEqual", [f"{IS_LONG}.new", f"{IS_LONG}.least"], [f"{IS_LONG}.many"]),
         helper.make_node("LessOrEqual", [f"{IS_LONG}.converted", f"{IS_LONG}.most"], [f"{IS_LONG}.fits"]),
         helper.make_node("And", [f"{IS_LONG}.many", f"{IS_LONG}.fits"], [IS_LONG]),

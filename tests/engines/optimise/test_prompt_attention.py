@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from builder.engines.optimise import prompt_attention
-from builder.engines.optimise.prompt_attention import MIN_NEW_TOKENS, attend_prompts_in_fp32
+from builder.engines.optimise.prompt_attention import COPIES, MIN_NEW_TOKENS, attend_prompts_in_fp32
 from builder.graphs.onnx.operators import DOMAIN
 
 HEADS, GROUP, SIZE, POSITIONS = 2, 3, 16, 160
@@ -47,21 +47,12 @@ def test_steps_run_the_kernel_over_the_codes() -> None:
 
 
 def test_prompts_whose_copies_would_be_large_run_the_kernel_over_the_codes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompt_attention, "MAX_POSITIONS", MIN_NEW_TOKENS + PAST - 1)
+    position = COPIES * 4 * HEADS * SIZE
+    monkeypatch.setattr(prompt_attention, "MAX_BYTES", (MIN_NEW_TOKENS + PAST) * position - 1)
     own, long = _run(_model({}), MIN_NEW_TOKENS), _run(_in_fp32(_model({})), MIN_NEW_TOKENS)
     np.testing.assert_array_equal(long[0], own[0])
-    monkeypatch.setattr(prompt_attention, "MAX_POSITIONS", MIN_NEW_TOKENS + PAST)
+    monkeypatch.setattr(prompt_attention, "MAX_BYTES", (MIN_NEW_TOKENS + PAST) * position)
     assert (_run(_in_fp32(_model({})), MIN_NEW_TOKENS)[0] != own[0]).any()
-
-
-def test_attention_without_a_cache_in_codes_stays() -> None:
-    model = _model({})
-    del model.graph.node[0].attribute[:]
-    model.graph.node[0].attribute.extend(
-        [helper.make_attribute("num_heads", HEADS * GROUP), helper.make_attribute("kv_num_heads", HEADS)]
-    )
-    attend_prompts_in_fp32(model)
-    assert not [node for node in model.graph.node if node.op_type == "If"]
 
 
 def _assert_same(
