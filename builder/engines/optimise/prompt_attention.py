@@ -29,10 +29,10 @@ QUANTISATION = ("k_quant_type", "v_quant_type", "kv_cache_bit_width")
 
 
 def attend_prompts_in_fp32(model: onnx.ModelProto) -> None:
-    """Replace each attention over an int8 cache in `model`, of which there are some, with a choice by new tokens.
+    """Replace each attention over an int8 cache with a choice by the number of new tokens.
 
-    Keys and values have constant scales a channel, (heads x size), the last two inputs. New ones may be columns of the
-    query's tensor.
+    `model` has at least one. Its last two inputs are the scales of keys and values, a constant a channel, (heads x
+    size). New keys and values may be columns of the query's tensor.
     """
     graph = model.graph
     add_constant(graph, ONE, np.ones((), np.float32))
