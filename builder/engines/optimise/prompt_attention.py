@@ -31,8 +31,8 @@ QUANTISATION = ("k_quant_type", "v_quant_type", "kv_cache_bit_width")
 def attend_prompts_in_fp32(model: onnx.ModelProto) -> None:
     """Replace each attention over an int8 cache with a choice by the number of new tokens.
 
-    `model` has at least one. Its last two inputs are the scales of keys and values, a constant a channel, (heads x
-    size). New keys and values may be columns of the query's tensor.
+    `model` has at least one. The last two inputs of each are the scales of keys and values, one constant a channel,
+    (heads x size). New keys and values may be columns of the query's tensor.
     """
     graph = model.graph
     add_constant(graph, ONE, np.ones((), np.float32))
@@ -123,22 +123,28 @@ def _in_fp32(graph: onnx.GraphProto, node: onnx.NodeProto) -> list[onnx.NodeProt
         helper.make_node("Mul", [new[QUERY], f"{inner}of_keys.repeated"], [f"{inner}queries"]),
     ]
     for kind, place, past, present in (("keys", KEY, PAST_KEY, new_keys), ("values", VALUE, PAST_VALUE, new_values)):
-        side = f"{inner}{kind}"
-        steps, codes, by_head, ordered = (f"{side}.{name}" for name in ("steps", "codes", "by_head", "ordered"))
-        nodes += [
-            helper.make_node("Mul", [new[place], f"{inner}of_{kind}.inverse"], [steps]),
-            helper.make_node("QuantizeLinear", [steps, ONE, ZERO_POINT], [codes]),
-            helper.make_node("Reshape", [codes, f"{inner}by_head"], [by_head]),
-            helper.make_node("Transpose", [by_head], [ordered], perm=[0, 2, 1, 3]),
-            helper.make_node("Slice", [node.input[past], f"{inner}zero", f"{inner}total", f"{inner}positions"],
-                             [f"{side}.past_codes"]),
-            helper.make_node("TensorScatter", [node.input[past], ordered, f"{inner}starts"], [present], axis=2),
-            helper.make_node("Cast", [codes], [f"{side}.new"], to=TensorProto.FLOAT),
-            helper.make_node("Cast", [f"{side}.past_codes"], [f"{side}.past"], to=TensorProto.FLOAT),
-        ]  # fmt: skip
-        attention.input[place], attention.input[past] = f"{side}.new", f"{side}.past"
+        nodes += _written(inner, kind, new[place], node.input[past], present)
+        attention.input[place], attention.input[past] = f"{inner}{kind}.new", f"{inner}{kind}.past"
     return [
         *nodes,
         attention,
         helper.make_node("Mul", [f"{inner}in_steps", f"{inner}of_values.repeated"], [answer]),
+    ]
+
+
+def _written(inner: str, kind: str, new: str, past: str, present: str) -> list[onnx.NodeProto]:
+    """Return nodes that write `new` keys or values into the cache as codes, and give its codes in fp32."""
+    side = f"{inner}{kind}"
+    steps, codes, by_head, ordered, before = (
+        f"{side}.{name}" for name in ("steps", "codes", "by_head", "ordered", "past_codes")
+    )
+    return [
+        helper.make_node("Mul", [new, f"{inner}of_{kind}.inverse"], [steps]),
+        helper.make_node("QuantizeLinear", [steps, ONE, ZERO_POINT], [codes]),
+        helper.make_node("Reshape", [codes, f"{inner}by_head"], [by_head]),
+        helper.make_node("Transpose", [by_head], [ordered], perm=[0, 2, 1, 3]),
+        helper.make_node("Slice", [past, f"{inner}zero", f"{inner}total", f"{inner}positions"], [before]),
+        helper.make_node("TensorScatter", [past, ordered, f"{inner}starts"], [present], axis=2),
+        helper.make_node("Cast", [codes], [f"{side}.new"], to=TensorProto.FLOAT),
+        helper.make_node("Cast", [before], [f"{side}.past"], to=TensorProto.FLOAT),
     ]
