@@ -11,6 +11,8 @@ in place because its input and its output are bound to the same memory.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
@@ -24,7 +26,7 @@ MAX_BYTES = 2**28  # of the fp32 tensors of one layer
 COPIES = 4  # of a layer's keys or values in fp32: converted, and with the new ones appended
 IS_LONG = "attends_in_fp32"
 ONE, ZERO_POINT = "cache_one", "cache_zero_point"  # the scale and the zero point of codes
-QUERY, KEY, VALUE, PAST_KEY, PAST_VALUE, LENGTHS, TOTAL = range(7)  # places among the operator's inputs
+QUERY, KEY, VALUE, PAST_KEY, PAST_VALUE, LENGTHS = range(6)  # places among the operator's inputs
 QUANTISATION = ("k_quant_type", "v_quant_type", "kv_cache_bit_width")
 
 
@@ -37,9 +39,9 @@ def attend_prompts_in_fp32(model: onnx.ModelProto) -> None:
     graph = model.graph
     add_constant(graph, ONE, np.ones((), np.float32))
     add_constant(graph, ZERO_POINT, np.zeros((), np.int8))
-    numbers = {tensor.name: tensor.dims[0] for tensor in graph.initializer if len(tensor.dims) == 1}
-    widest = max(numbers[node.input[-1]] for node in graph.node if _reads_codes(node))
-    nodes = [_by_length(graph, node) if _reads_codes(node) else node for node in graph.node]
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    widest = max(tensors[node.input[-1]].dims[0] for node in graph.node if _reads_codes(node))
+    nodes = [_by_length(graph, node, tensors) if _reads_codes(node) else node for node in graph.node]
     replace_nodes(graph, [*_is_long(MAX_BYTES // (COPIES * 4 * widest)), *nodes])
     for entry in model.opset_import:
         if entry.domain in STANDARD:
@@ -65,9 +67,9 @@ def _is_long(max_positions: int) -> list[onnx.NodeProto]:
     ]
 
 
-def _by_length(graph: onnx.GraphProto, node: onnx.NodeProto) -> onnx.NodeProto:
-    """Return an If that computes the outputs of `node`, in fp32 for a long call."""
-    short, long = copy_of(node), _in_fp32(graph, node)
+def _by_length(graph: onnx.GraphProto, node: onnx.NodeProto, tensors: Mapping[str, TensorProto]) -> onnx.NodeProto:
+    """Return an If that computes the outputs of `node`, in fp32 for a long call. `tensors`: constants by name."""
+    short, long = copy_of(node), _in_fp32(graph, node, tensors)
     outputs = [f"{name}.short" for name in node.output]
     del short.output[:]
     short.output.extend(outputs)
@@ -87,14 +89,13 @@ def _branch(node: onnx.NodeProto, nodes: list[onnx.NodeProto], outputs: list[str
     return helper.make_graph(nodes, f"{node.name}.{outputs[0]}", [], declared)
 
 
-def _in_fp32(graph: onnx.GraphProto, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+def _in_fp32(graph: onnx.GraphProto, node: onnx.NodeProto, tensors: Mapping[str, TensorProto]) -> list[onnx.NodeProto]:
     """Return nodes that compute `node` with fp32 attention, and add their constants to `graph`."""
     attributes = attributes_of(node)
     heads, group = attributes["kv_num_heads"], attributes["num_heads"] // attributes["kv_num_heads"]
     answer, new_keys, new_values = (f"{name}.long" for name in node.output)
     inner = f"{answer}."
     new, nodes = list(node.input[: VALUE + 1]), list[onnx.NodeProto]()
-    tensors = {tensor.name: tensor for tensor in graph.initializer}
     keys, values = (numpy_helper.to_array(tensors[name]).reshape(heads, -1) for name in node.input[-2:])
     for name, scale in (("of_keys", keys), ("of_values", values)):
         add_constant(graph, f"{inner}{name}.repeated", scale.repeat(group, axis=0).ravel())
@@ -114,12 +115,10 @@ def _in_fp32(graph: onnx.GraphProto, node: onnx.NodeProto) -> list[onnx.NodeProt
         constant(f"{inner}zero", [0]),
         constant(f"{inner}positions", [2]),
         constant(f"{inner}by_head", [0, 0, heads, -1]),
-        helper.make_node("Shape", [new[QUERY]], [f"{inner}new"], start=1, end=2),
         helper.make_node("Cast", [node.input[LENGTHS]], [f"{inner}last"], to=TensorProto.INT64),
         helper.make_node("Add", [f"{inner}last", f"{inner}one"], [f"{inner}lengths"]),
-        helper.make_node("Sub", [f"{inner}lengths", f"{inner}new"], [f"{inner}before"]),
+        helper.make_node("Sub", [f"{inner}lengths", f"{IS_LONG}.new"], [f"{inner}before"]),
         helper.make_node("Max", [f"{inner}before", f"{inner}zero"], [f"{inner}starts"]),  # a first prompt may be padded
-        helper.make_node("Cast", [node.input[TOTAL]], [f"{inner}total"], to=TensorProto.INT64),
         helper.make_node("Mul", [new[QUERY], f"{inner}of_keys.repeated"], [f"{inner}queries"]),
     ]
     for kind, place, past, present in (("keys", KEY, PAST_KEY, new_keys), ("values", VALUE, PAST_VALUE, new_values)):
@@ -143,7 +142,7 @@ def _written(inner: str, kind: str, new: str, past: str, present: str) -> list[o
         helper.make_node("QuantizeLinear", [steps, ONE, ZERO_POINT], [codes]),
         helper.make_node("Reshape", [codes, f"{inner}by_head"], [by_head]),
         helper.make_node("Transpose", [by_head], [ordered], perm=[0, 2, 1, 3]),
-        helper.make_node("Slice", [past, f"{inner}zero", f"{inner}total", f"{inner}positions"], [before]),
+        helper.make_node("Slice", [past, f"{inner}zero", f"{IS_LONG}.total", f"{inner}positions"], [before]),
         helper.make_node("TensorScatter", [past, ordered, f"{inner}starts"], [present], axis=2),
         helper.make_node("Cast", [codes], [f"{side}.new"], to=TensorProto.FLOAT),
         helper.make_node("Cast", [before], [f"{side}.past"], to=TensorProto.FLOAT),
