@@ -6,8 +6,9 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from http.server import BaseHTTPRequestHandler
+
+from tests.http_servers import http_server
 
 COMMIT = "a" * 40
 
@@ -55,12 +56,8 @@ def hub(name: str, files: Mapping[str, bytes], gated: bool = False) -> Iterator[
         def log_message(self, *_: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
+    with http_server(Handler) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 def _oid(content: bytes) -> str:

@@ -6,7 +6,6 @@ import http.server
 import json
 import socket
 import struct
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
@@ -31,6 +30,7 @@ from scripts.container_trial.manifests import ONLY_KUBERNETES, playable
 from scripts.container_trial.name_server import HeadlessService
 from scripts.container_trial.traffic import Answers, ask_all, under_load
 from tests.clusters.deploy.deployments import ON_DEMAND, STORED
+from tests.http_servers import http_server
 
 ROOT = Path(__file__).parents[1]
 
@@ -208,10 +208,8 @@ class Gateway(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def gateway() -> Iterator[int]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Gateway) as server:
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        yield server.server_address[1]
-        server.shutdown()
+    with http_server(Gateway) as port:
+        yield port
 
 
 @pytest.mark.parametrize(

