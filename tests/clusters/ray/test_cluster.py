@@ -195,7 +195,7 @@ def test_killed_triton_fails_no_request_and_another_is_used(site: Site) -> None:
         _wait_for(lambda: len(set(site.stubs().values()) - first) == 1)
         _wait_for(lambda: site.accepting() == 2)
         before = len(counts)
-        _wait_for(lambda: len(counts) > before + 30)
+        _wait_for(lambda: len(counts) > before + 50)
     assert site.failures == []
 
 
@@ -211,7 +211,7 @@ def test_killed_node_fails_no_request(site: Site) -> None:
         _wait_for(lambda: len(counts) > 20)
         site.nodes.kill(site.nodes.of(process))
         before = len(counts)
-        _wait_for(lambda: len(counts) > before + 30)
+        _wait_for(lambda: len(counts) > before + 50)
     assert site.failures == []
 
 
@@ -233,11 +233,11 @@ def test_killed_head_fails_no_request_and_can_be_started_again(site: Site) -> No
         _wait_for(lambda: len(counts) > 10)
         head.kill_gcs_server()
         before = len(counts)
-        _wait_for(lambda: len(counts) > before + 30)
+        _wait_for(lambda: len(counts) > before + 50)
         head.start_gcs_server()
         _wait_for(lambda: site.replicas() == {"RUNNING": 2}, STATUS_S)
         after = len(counts)
-        _wait_for(lambda: len(counts) > after + 30)
+        _wait_for(lambda: len(counts) > after + 50)
     assert site.accepting() == 2
     assert site.failures == []
 
