@@ -1,8 +1,8 @@
 """Attention of prompts over an int8 cache, computed in fp32.
 
-ONNX Runtime's kernel over such a cache dequantises it for each query: with many tokens a call it takes about three
-times the processor time of the fp32 kernel. So a long call converts a layer's codes once, and attends to them in fp32.
-The scales of keys move into the queries and those of values into the answer, because the codes themselves are exact in
+With many tokens a call, ONNX Runtime's kernel over such a cache takes about three times the processor time of the fp32
+kernel (docs/benchmarks/generation.md). So a long call converts a layer's codes once, and attends to them in fp32. The
+scales of keys move into the queries and those of values into the answer, because the codes themselves are exact in
 fp32. Knows nodes; knows nothing about quality.
 
 Operators: ONNX Runtime's GroupQueryAttention (docs/ContribOperators.md), ONNX's TensorScatter (opset 24), which writes
