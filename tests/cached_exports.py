@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import importlib
 import os
 import shutil
 import sys
@@ -135,6 +136,11 @@ def _key(module: torch.nn.Module, tensors: Sequence[torch.Tensor], *signature: o
         functions = {key: code for key, code in vars(sys.modules[owner]).items() if isinstance(code, FunctionType)}
         ours = owner.startswith(PROJECT)  # the hashes of its classes cover the functions that they need
         facts.append([(key, _name(code) if ours else _code(code)) for key, code in sorted(functions.items())])
+    for name in TRACED:  # what they name may be replaced too
+        names = vars(importlib.import_module(f"builder.graphs.export.{name}"))
+        functions = {key: _code(value) for key, value in names.items() if isinstance(value, FunctionType)}
+        constants = {key: value for key, value in names.items() if key.isupper() and isinstance(value, PLAIN)}
+        facts.append((name, sorted(functions.items()), sorted(constants.items())))
     facts += [(config._attn_implementation, _settings(config)) for config in configs.values()]
     digest = hashlib.sha256(repr(facts).encode())
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):

@@ -11,6 +11,7 @@ import torch
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from builder.common.replaced import replaced
+from builder.graphs.export import cached_attention
 from builder.graphs.export.architectures.t5 import REPLACED
 from tests import cached_exports, code_hash
 
@@ -192,6 +193,15 @@ def test_export_key_has_no_address_of_a_function_in_a_dictionary() -> None:
         module.functions = {"default": eval(source, {"__name__": __name__})}
         keys.append(cached_exports._key(module, ()))
     assert keys[0] == keys[1] != keys[2]
+
+
+def test_export_key_covers_a_function_that_a_test_replaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: a later run got LongT5's graph as exported while the check that refuses it was replaced."""
+    first = cached_exports._key(torch.nn.Identity(), ())
+    with monkeypatch.context() as patch:
+        patch.setattr(cached_attention, "statically_known_true", lambda condition: False)
+        assert cached_exports._key(torch.nn.Identity(), ()) != first
+    assert cached_exports._key(torch.nn.Identity(), ()) == first
 
 
 def _asked(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, ...]]:

@@ -261,6 +261,7 @@ def test_build_refuses_graphs_that_do_not_run(tmp_path: Path, monkeypatch: pytes
     """LongT5's bias is for a single row and position. Unless it is refused by name, it fails on the samples."""
     sizes = {**SPECIAL, **T5, "num_layers": 1, "num_decoder_layers": 1}
     config = AutoConfig.for_model("longt5", vocab_size=VOCABULARY, local_radius=7, **sizes)
+    torch.manual_seed(0)
     AutoModelForSeq2SeqLM.from_config(config).save_pretrained(tmp_path / "checkpoint")
     make_tokenizer("bpe", type_ids=False).save_pretrained(tmp_path / "checkpoint")
     spec = make_spec(model=str(tmp_path / "checkpoint"), name="m", output=tmp_path / "out", max_length=32, slots=2)
