@@ -88,8 +88,8 @@ def test_sentence_says_how_many_runs_there_are_and_of_which_kinds(monkeypatch: p
     models = {"minilm": {"fp32": run, "int8": {"ratios": {}}}, "colbert": {"bf16": run}}
     again = {"minilm": {"fp32": {"ratios": {"1": 1.2}}}}
     machines = [
-        retrieval.Machine("a.json", {"cores": 2, "cpu": "AMD", "models": models}),
-        retrieval.Machine("b.json", {"cores": 2, "cpu": "Intel", "models": again}),
+        retrieval.Machine("a", {"cores": 2, "cpu": "AMD", "models": models}),
+        retrieval.Machine("b", {"cores": 2, "cpu": "Intel", "models": again}),
     ]
     monkeypatch.setattr(retrieval, "_machines", lambda: machines)
     told = retrieval.sentence()

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from scripts.documentation.figures import FOLDER
 from scripts.documentation.markdown import table
+from scripts.documentation.recorded import read, recorded
 from scripts.documentation.retrieval import reason
 
-FILES = ("generation-states.json", "generation-states-long.json", "generation-states-amd.json")
+FILES = ("generation-states", "generation-states-long", "generation-states-amd")
 LIMIT = "limit of the machine"
-STEP_FILE, LOOKUPS_FILE = "step.json", "lookups.json"
 OPERATORS = 4  # the slowest of a step, by name
 TITLES = {
     "lfm2-700m": "LFM2-700M: short convolutions in 10 of 16 layers",
@@ -27,14 +25,13 @@ def states() -> str:
 
 
 def _states(file: str) -> str:
-    figures: dict[str, Any] = json.loads((FOLDER / file).read_text("utf-8"))
+    figures = read(file)
     contexts = sorted({int(at.partition("/")[2]) for sides in figures["models"].values() for at in sides[LIMIT]})
-    command = f"scripts/bench generation --contexts {','.join(map(str, contexts))} --output docs/{file}"
+    command = f"scripts/bench generation --contexts {','.join(map(str, contexts))}"
     parts = [
-        f"Recorded by `{command}`, some cells at a time, on {figures['date']} on {figures['cores']} cores of an "
-        f"{figures['cpu']} ([figures](../{file})). Tokens a second while all clients are being answered; in brackets, "
-        "their share of the limit, tokens a second from the first request to the last token, and the median "
-        "milliseconds to the first token.",
+        f"{recorded(command, file, figures, ', some cells at a time,')}. Tokens a second while all clients are being "
+        "answered; in brackets, their share of the limit, tokens a second from the first request to the last token, "
+        "and the median milliseconds to the first token.",
     ]
     parts += [_table(name, figures["models"][name]) for name in TITLES if name in figures["models"]]
     parts += [f"- {title}: {reason(why)}" for title, why in figures.get("refused", {}).items()]
@@ -68,12 +65,9 @@ def _cell(cell: dict[str, float] | None, limit: dict[str, float]) -> str:
 
 def steps() -> str:
     """Return a table of each model: the milliseconds of a token beside the least, and the slowest operators."""
-    figures: dict[str, Any] = json.loads((FOLDER / STEP_FILE).read_text("utf-8"))
-    command = f"scripts/bench step --models {','.join(figures['models'])} --output docs/{STEP_FILE}"
-    parts = [
-        f"Recorded by `{command}` on {figures['date']} on {figures['cores']} cores of an {figures['cpu']} "
-        f"([figures](../{STEP_FILE})), one token after {figures['context']}.",
-    ]
+    figures = read("step")
+    command = f"scripts/bench step --models {','.join(figures['models'])}"
+    parts = [f"{recorded(command, 'step', figures)}, one token after {figures['context']}."]
     heads = (
         "",
         "read, MB",
@@ -92,15 +86,15 @@ def steps() -> str:
 
 def lookups() -> str:
     """Return a table of the speed with guessed tokens, by text, rule and rows, in multiples of that without."""
-    figures: dict[str, Any] = json.loads((FOLDER / LOOKUPS_FILE).read_text("utf-8"))
+    figures = read("lookups")
     rows: list[tuple[str, ...]] = []
     for kind, rules in figures["texts"].items():
         for rule, cells in rules.items():
             shown = (f"{one['speed']:.2f} ({one['guessed']:.0%}, {one['right']:.0%})" for one in cells.values())
             rows.append((kind, rule, *shown))
     heads = ("text", "rule", *(f"{count} row{'s' * (count != '1')}" for count in next(iter(rules.values()))))
-    command = f"scripts/bench lookups --output docs/{LOOKUPS_FILE}"
-    return f"Counted by `{command}` ([figures](../{LOOKUPS_FILE})).\n\n{table(heads, rows)}"
+    command = "scripts/bench lookups --output docs/lookups.json"
+    return f"Counted by `{command}` ([figures](../lookups.json)).\n\n{table(heads, rows)}"
 
 
 def _step(kind: str, side: dict[str, Any]) -> tuple[str, ...]:

@@ -2,36 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 from scripts.documentation.markdown import table
-
-FOLDER = Path(__file__).parent.parent.parent / "docs"
-
+from scripts.documentation.recorded import read, recorded
 
 FASTEST_PEER = "generation-openvino"  # the run of text generation beside the fastest peer that was found
 OURS = "ours OpenVINO int8, int8 cache"  # as many bits as the peer has
 
 
-def _figures(name: str) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text("utf-8"))
-    return document
-
-
-def _ran(bench: str, figures: dict[str, Any], name: str | None = None, options: str = "") -> str:
-    """Return the command and the machine of a run; `name`: of the file, if it differs from the benchmark's."""
-    name = name or bench
-    command = f"scripts/bench {bench} {options}--output docs/{name}.json"
-    when = f" on {figures['date']}" if "date" in figures else ""
-    where = f"on {figures['cores']} cores of an {figures['cpu']}"
-    return f"Recorded by `{command}`{when} {where} ([figures](../{name}.json))."
-
-
 def results() -> str:
     """Return the README's one table: this project beside the tools it replaces, one row per kind of model."""
-    encoders, generation, seq2seq = (_figures(name) for name in ("encoders", FASTEST_PEER, "seq2seq"))
+    encoders, generation, seq2seq = (read(name) for name in ("encoders", FASTEST_PEER, "seq2seq"))
     rows = [
         *(
             _result(
@@ -82,7 +64,7 @@ def _result(subject: str, unit: str, peer: tuple[str, float], here: tuple[str, f
 
 def encoders() -> str:
     """Return the texts a second through servers, side by side."""
-    figures = _figures("encoders")
+    figures = read("encoders")
     rows = []
     for model, result in figures.items():
         if not isinstance(result, dict) or "served" not in result:
@@ -92,7 +74,8 @@ def encoders() -> str:
             speeds = [_times(cells[c]["requests_per_s"], base[c]["requests_per_s"]) for c in ("1", "8", "32")]
             rows.append((model, side, *speeds, f"{cells['32']['p99_ms']:.0f}", f"{100 * cells['32']['padding']:.1f}%"))
     heads = ("model", "side", "1 client", "8 clients", "32 clients", "p99 at 32, ms", "padding at 32")
-    served = f"{_ran('encoders', figures)} Texts a second; in brackets, times FastAPI.\n\n{table(heads, rows)}"
+    ran = recorded("scripts/bench encoders", "encoders", figures)
+    served = f"{ran}. Texts a second; in brackets, times FastAPI.\n\n{table(heads, rows)}"
     return "\n\n".join([served, *_in_process(figures)])
 
 
@@ -118,26 +101,12 @@ def _times(speed: float, base: float | None) -> str:
     return f"{speed:.0f}" if base is None else f"{speed:.0f} ({speed / base:.1f}x)"
 
 
-def generation() -> str:
-    """Return the tokens a second of decoders, beside other engines."""
-    return _generation("generation")
-
-
-def fastest_peer() -> str:
-    """Return the tokens a second of decoders beside the fastest peer."""
-    return _generation(FASTEST_PEER)
-
-
-def long_prompts() -> str:
-    """Return the tokens a second of decoders with prompts as long as a model takes, up to 2,000 tokens."""
-    return _generation("generation-long", "--work long ")
-
-
-def _generation(name: str, options: str = "") -> str:
-    figures = _figures(name)
+def generation(name: str, options: str = "") -> str:
+    """Return the tokens a second of decoders, beside other engines; `options`: of the run that recorded NAME.json."""
+    figures = read(name)
     between = ", and from token to token" if "date" in figures else ""
     unit = f"Tokens a second; in brackets, median milliseconds to the first token{between}."
-    parts = [f"{_ran('generation', figures, name, options)} {unit}"]
+    parts = [f"{recorded(f'scripts/bench generation{options}', name, figures)}. {unit}"]
     for model, sides in figures["models"].items():
         counts = sorted({int(count) for side in sides.values() for count in side if count.isdigit()})
         heads = (model, *(f"{count} client{'s' * (count > 1)}" for count in counts))
@@ -163,8 +132,9 @@ def _guessed(cell: dict[str, float]) -> list[str]:
 
 def seq2seq() -> str:
     """Return the tokens a second of encoder-decoders, beside other engines."""
-    figures = _figures("seq2seq")
-    parts = [f"{_ran('seq2seq', figures)} Tokens a second; in brackets, times transformers eager."]
+    figures = read("seq2seq")
+    ran = recorded("scripts/bench seq2seq", "seq2seq", figures)
+    parts = [f"{ran}. Tokens a second; in brackets, times transformers eager."]
     for model, sides in figures["models"].items():
         cells = list(dict.fromkeys(cell for side in sides.values() for cell in side if "/" in cell))
         base = sides["transformers eager"]
@@ -184,7 +154,7 @@ def _cell(cell: dict[str, float], base: dict[str, float]) -> str:
 
 def soak() -> str:
     """Return the outcome of a soak test with kills, floods and publishes, and the memory by minute."""
-    f = _figures("soak")
+    f = read("soak")
     disturbed = " ".join(f"--{plural} {f[kind]}" for kind, plural in DISTURBANCES)
     command = f"scripts/bench soak --minutes {f['minutes']:g} --clients {f['clients']} {disturbed}"
     sides = zip(
@@ -201,10 +171,9 @@ def soak() -> str:
     ]
     lost = f["running_at_the_end"] + f["waiting_at_the_end"]
     return (
-        f"Recorded by `{command} --output docs/soak.json` on {f['date']} on {f['cores']} cores of an {f['cpu']} "
-        f"([figures](../soak.json)): {f['streamed']:,} streams and {f['whole']:,} whole answers, {f['left']:,} clients "
-        f"that disconnected early, {f['bad']:,} bad requests. {f['cut_by_a_kill_or_a_flood']:,} requests were cut by a "
-        f"kill or refused in a flood, and {f['refused_in_a_flood']:,} of the floods themselves. "
+        f"{recorded(command, 'soak', f)}: {f['streamed']:,} streams and {f['whole']:,} whole answers, {f['left']:,} "
+        f"clients that disconnected early, {f['bad']:,} bad requests. {f['cut_by_a_kill_or_a_flood']:,} requests were "
+        f"cut by a kill or refused in a flood, and {f['refused_in_a_flood']:,} of the floods themselves. "
         f"Wrong answers, and failures without one of these reasons: {len(f['wrong'])}. Slots lost: {lost:.0f}. "
         "The model answered again "
         f"{', '.join(map(str, f['back_after_s']))} s after it was killed.\n\n"
@@ -217,16 +186,15 @@ DISTURBANCES = (("kill", "kills"), ("flood", "floods"), ("publish", "publishes")
 
 def fleet_builds() -> str:
     """Return many builds: cold, with nothing changed and with one option changed, by executor."""
-    f = _figures("fleet")
+    f = read("fleet")
     names = {"process": "one process", "workers": "a worker for each core", "ray": "Ray, on this machine"}
     phases = list(next(iter(f["builds"].values())))
     rows = [(names[name], *map(_build_cell, of.values())) for name, of in f["builds"].items()]
     command = f"scripts/bench fleet builds --models {f['models']} --executors {','.join(f['builds'])}"
     return (
-        f"Recorded by `{command} --output docs/fleet.json` on {f['date']} on {f['cores']} cores of an {f['cpu']} "
-        f"([figures](../fleet.json)): {f['models']} tiny models; the seconds of the whole command, in brackets those "
-        "of the processor, and the memory of all its processes.\n\n"
-    ) + table(("", *phases), rows)
+        f"{recorded(command, 'fleet', f)}: {f['models']} tiny models; the seconds of the whole command, in brackets "
+        f"those of the processor, and the memory of all its processes.\n\n{table(('', *phases), rows)}"
+    )
 
 
 def _build_cell(run: dict[str, float]) -> str:
@@ -235,15 +203,14 @@ def _build_cell(run: dict[str, float]) -> str:
 
 def post(key: str) -> str:
     """Return one table of `scripts/bench posts`."""
-    figures = _figures("posts")
-    figures_of_post = figures["posts"][key]
+    figures = read("posts")["posts"][key]
     rows = []
-    for row in figures_of_post["rows"]:
+    for row in figures["rows"]:
         gain = "" if row["ratio"] is None else f"{row['ratio']:.1f}x"
         rows.append((row["technique"], row["value"], gain, row["claim"]))
-    return f"{figures_of_post['title']}:\n\n{table(('technique', 'here', 'gain', 'the post says'), rows)}"
+    return f"{figures['title']}:\n\n{table(('technique', 'here', 'gain', 'the post says'), rows)}"
 
 
 def posts_machine() -> str:
     """Return the command and the machine of the posts' techniques."""
-    return _ran("posts", _figures("posts"))
+    return f"{recorded('scripts/bench posts', 'posts', read('posts'))}."

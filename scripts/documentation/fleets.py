@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from scripts.documentation.figures import FOLDER
 from scripts.documentation.markdown import table
+from scripts.documentation.recorded import read, recorded
 
 
 def simulation() -> str:
     """Return the figures of a simulated fleet, with those that were measured."""
-    document: dict[str, Any] = json.loads((FOLDER / "simulation.json").read_text("utf-8"))
+    document = read("simulation")
     scenario, figures = document["scenario"], document["figures"]
     wait, embedding = figures["first_piece_s"], figures["embedding_s"]
-    options = "".join(f"--{name} {value:g} " for name, value in scenario.items())
+    command = " ".join(("scripts/simulate", *(f"--{name} {value:g}" for name, value in scenario.items())))
     rows = [
         ("requests", f"{figures['requests']:,}"),
         ("failed", f"{figures['failed']:,}"),
@@ -55,8 +54,7 @@ def simulation() -> str:
     )
     return "\n\n".join(
         (
-            f"Recorded by `scripts/simulate {options}--output docs/simulation.json` on {document['date']} on "
-            f"{document['cores']} cores of an {document['cpu']} ([figures](../simulation.json)):",
+            f"{recorded(command, 'simulation', document)}:",
             table(("", "result"), rows),
             f"{scenario['failures']} servers of each kind failed for the middle third of the time. Times are those of "
             "the slowest server of a kind; the last columns compare the middle third with the first one:",
@@ -67,7 +65,7 @@ def simulation() -> str:
 
 def cluster() -> str:
     """Return what a gateway over several Tritons costs, and what became of requests while processes failed."""
-    document: dict[str, Any] = json.loads((FOLDER / "cluster.json").read_text("utf-8"))
+    document = read("cluster")
     overhead = [
         (
             row["side"],
@@ -96,8 +94,7 @@ def cluster() -> str:
     ]
     return "\n\n".join(
         (
-            f"Recorded by `scripts/bench cluster --output docs/cluster.json` on {document['date']} on "
-            f"{document['cores']} cores of an {document['cpu']} ([figures](../cluster.json)):",
+            f"{recorded('scripts/bench cluster', 'cluster', document)}:",
             table(("side", "clients", "embeddings/s", "p50, ms", "p99, ms", "tokens/s"), overhead),
             table(("asked", "clients", "embeddings/s", "gateway's processor time, ms"), batches),
             table(heads, failures),

@@ -6,18 +6,16 @@ docs/architectures.json, scripts/releases docs/releases.json, and scripts/intero
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from builder.common.releases import version_tuple
 from scripts.documentation.markdown import table
+from scripts.documentation.recorded import read
 from scripts.interoperability import CLIENTS
 
-FOLDER = Path(__file__).parent.parent.parent / "docs"
 HEADS = {
     "CAUSAL_LM": "Text generation",
     "MULTIMODAL_LM": "Text part of models that read more",
@@ -30,16 +28,9 @@ MAX_LISTED_CHECKS = 8
 SUBJECT = re.compile(r"^[\w.-]+ cannot be served for generation: ")  # the model type is in a column of its own
 
 
-def _read(name: str) -> dict[str, Any] | None:
-    path = FOLDER / f"{name}.json"
-    return json.loads(path.read_text("utf-8")) if path.is_file() else None
-
-
 def every_architecture() -> str:
     """Return the outcome of a build for each architecture that transformers has a head for, by head."""
-    document = _read("architectures")
-    if document is None:
-        return "Not recorded yet: run `scripts/architectures`."
+    document = read("architectures")
     parts = [
         f"Recorded by `scripts/architectures` with transformers {document['transformers']} "
         "([data](../architectures.json))."
@@ -78,9 +69,7 @@ def _names(names: Iterable[str]) -> str:
 
 def release_matrix() -> str:
     """Return each tested architecture and precision on the ONNX Runtime of each release."""
-    document = _read("releases")
-    if document is None:
-        return "Not recorded yet: run `scripts/releases`."
+    document = read("releases")
     versions = sorted({version for graph in document["graphs"] for version in graph["runtimes"]}, key=version_tuple)
     reasons: list[str] = []
     groups: dict[tuple[str, ...], list[str]] = defaultdict(list)
@@ -106,9 +95,7 @@ def _mark(runtimes: Mapping[str, str], version: str, reasons: list[str]) -> str:
 
 def clients() -> str:
     """Return each client with its version, the checks that passed, and those that did not."""
-    document = _read("interop")
-    if document is None:
-        return "Not recorded yet: run `scripts/interop`."
+    document = read("interop")
     rows = []
     for name, result in document.items():
         checks = result["checks"]

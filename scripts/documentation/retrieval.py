@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from scripts.benchmarks.retrieval_models import RETRIEVAL_MODELS
-from scripts.documentation.figures import FOLDER
 from scripts.documentation.markdown import table
+from scripts.documentation.recorded import FOLDER, read, recorded
 
 CLIENTS = ("1", "8", "32")
 PRECISIONS = ("fp32", "bf16", "int8", "int8-weights")
@@ -40,9 +39,9 @@ def _summary(machine: Machine) -> str:
     days = sorted({run["date"] for _, _, run in runs})
     rounds = sorted({run["rounds"] for _, _, run in runs})
     heads = ("model", "precision", *(_clients(count) for count in CLIENTS), "fastest peer, most clients")
+    named = {**figures, "date": " and ".join(days), "cpu": machine.cpu}
     return (
-        f"Recorded by `scripts/bench retrieval --output docs/{machine.file}`, a run a model and precision, on "
-        f"{' and '.join(days)} on {figures['cores']} cores of an {machine.cpu} ([figures](../{machine.file})), in "
+        f"{recorded('scripts/bench retrieval', machine.name, named, ', a run a model and precision,')}, in "
         f"{' or '.join(map(str, rounds))} round{'s' * (rounds != [1])} a run. "
         f"The machine multiplies at {limits['fp32']:.0f} GFLOP/s in fp32, {limits['bf16']:.0f} in bf16 and "
         f"{limits['int8']:.0f} GOP/s in int8, and reads {limits['bandwidth']:.0f} GB/s. Times the fastest peer of as "
@@ -111,9 +110,9 @@ def versions() -> str:
 
 @dataclass(frozen=True)
 class Machine:
-    """Figures of one machine. `runs`: (model, precision, run), in the order of the page."""
+    """Figures of one machine, in docs/NAME.json. `runs`: (model, precision, run), in the order of the page."""
 
-    file: str
+    name: str
     figures: Mapping[str, Any]
 
     @property
@@ -130,8 +129,7 @@ class Machine:
 
 def _machines() -> list[Machine]:
     """Return the recorded machines, in the order of their files' names."""
-    files = sorted(FOLDER.glob("retrieval*.json"), key=lambda file: file.stem)
-    return [Machine(file.name, json.loads(file.read_text("utf-8"))) for file in files]
+    return [Machine(name, read(name)) for name in sorted(file.stem for file in FOLDER.glob("retrieval*.json"))]
 
 
 def _clients(count: str) -> str:
