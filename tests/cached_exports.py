@@ -138,9 +138,9 @@ def _key(module: torch.nn.Module, tensors: Sequence[torch.Tensor], *signature: o
         facts.append([(key, _name(code) if ours else _code(code)) for key, code in sorted(functions.items())])
     for name in TRACED:  # what they name may be replaced too
         names = vars(importlib.import_module(f"builder.graphs.export.{name}"))
-        functions = {key: _code(value) for key, value in names.items() if isinstance(value, FunctionType)}
+        hashes = {key: _code(value) for key, value in names.items() if isinstance(value, FunctionType)}
         constants = {key: value for key, value in names.items() if key.isupper() and isinstance(value, PLAIN)}
-        facts.append((name, sorted(functions.items()), sorted(constants.items())))
+        facts.append((name, sorted(hashes.items()), sorted(constants.items())))
     facts += [(config._attn_implementation, _settings(config)) for config in configs.values()]
     digest = hashlib.sha256(repr(facts).encode())
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
