@@ -36,7 +36,7 @@ TRACED = (
     "attention",
     "cached_attention",
     "caches",
-    "chosen_experts",
+    "sparse_experts",
     "complex_rotary",
     "experts",
     "latent",

@@ -123,7 +123,7 @@ def test_places_of_to_onnx_include_its_graph_rewrites() -> None:
     """Otherwise the hash of an export would cover too little."""
     reached = code_hash.places_of("builder.graphs.export.program", "to_onnx")
     assert ("builder.graphs.onnx.cleanup", "clean") in reached
-    assert ("builder.graphs.export.once", "_promoted") in reached
+    assert ("builder.graphs.export.exporter_shortcuts", "_promoted") in reached
     assert ("builder.graphs.export.caches", "ExportCache") in code_hash.places_of(
         "builder.graphs.export.decoder", "DecoderGraph"
     )

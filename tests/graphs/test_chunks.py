@@ -46,7 +46,7 @@ def test_tokens_equal_generate_at_any_place_in_a_chunk(piece: int, exported: Exp
     assert len({token for text in expected for token in text}) > 20, "not one token repeated"
 
 
-def test_graph_contains_chunks_scales_and_chosen_experts(exported: ExportedDecoder) -> None:
+def test_graph_contains_chunks_scales_and_sparse_experts(exported: ExportedDecoder) -> None:
     refuse_wrong_long_row(ask_long_row(exported.model, 128), exported.executor(1))
     for without in ({"attention_chunk_size": 128}, {"attn_temperature_tuning": False}, {"no_rope_layers": [1, 1, 1]}):
         with pytest.raises(VerificationError, match="differ from PyTorch's"):

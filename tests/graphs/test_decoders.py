@@ -22,7 +22,7 @@ from builder.common.errors import ExportError, VerificationError
 from builder.engines.optimise.fusion import fuse
 from builder.engines.optimise.weights import quantise_weights
 from builder.graphs.export.decoder import cache_shapes, export_decoder
-from builder.graphs.export.rotary import fused_rotary, settled_frequencies
+from builder.graphs.export.rotary import constant_frequencies, fused_rotary
 from builder.graphs.onnx.graph import Graph
 from builder.graphs.onnx.likeliest import finding_likeliest
 from builder.options import WeightOptions, make_spec
@@ -252,9 +252,9 @@ def test_rope_scaling_of_one_layer_type_is_refused_too() -> None:
     model = make_decoder("gemma3_text", rope_parameters=scaling)
     rotary = model.model.rotary_emb
     refused = pytest.raises(ExportError, match=r"its dynamic rotary scaling .* --max-length 256 or less")
-    with refused, settled_frequencies(model, 300):
+    with refused, constant_frequencies(model, 300):
         pass
-    with settled_frequencies(model, 256):
+    with constant_frequencies(model, 256):
         assert rotary.rope_type == {"full_attention": "default", "sliding_attention": "default"}
     assert rotary.rope_type["full_attention"] == "dynamic"
 

@@ -21,10 +21,10 @@ from builder.engines.onnxruntime.decoding import OnnxRuntimeDecoding
 from builder.engines.optimise.fusion import fuse
 from builder.engines.optimise.weights import quantise_weights
 from builder.graphs.export.architectures import fused_attention
-from builder.graphs.export.chosen_experts import activation_of, chosen_experts
 from builder.graphs.export.decoder import export_decoder
-from builder.graphs.export.experts import cost_of_experts, every_expert, expert_layers, expert_weights
+from builder.graphs.export.experts import cost_of_experts, expert_layers, expert_weights
 from builder.graphs.export.program import export_graph
+from builder.graphs.export.sparse_experts import activation_of, sparse_experts
 from builder.graphs.onnx.experts import INTO, order_experts, routers_of, run_all_experts
 from builder.graphs.onnx.graph import Graph
 from builder.graphs.onnx.projections import spell_out_gemms
@@ -98,7 +98,7 @@ def model_of(model_type: str) -> PreTrainedModel:
 def layer_graph(model: PreTrainedModel, folder: Path) -> tuple[Layer, Graph]:
     layer = Layer(model)
     axes = [{0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence")}]
-    with chosen_experts(model):
+    with sparse_experts(model):
         graph = export_graph(folder / "m.onnx", layer, [torch.randn(2, 7, 32)], axes, ["x"], ["y"], order_experts)
     return layer, graph
 
@@ -165,7 +165,7 @@ def test_experts_that_return_a_token_are_added(identity: float, tmp_path: Path) 
     axes = [{0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence")}]
     layer = Block(model.model.layers[0].mlp)
     before = set(model.state_dict())
-    with fused_attention(model), chosen_experts(model):
+    with fused_attention(model), sparse_experts(model):
         graph = export_graph(tmp_path / "m.onnx", layer, [torch.randn(2, 7, 32)], axes, ["x"], ["y"], order_experts)
     assert set(model.state_dict()) == before
     assert graph.operators["MoE"] == 1
@@ -202,13 +202,13 @@ def test_experts_keep_their_input_until_they_have_run(tmp_path: Path) -> None:
         assert places["Where"] > places[experts]
 
 
-def test_export_restores_the_experts_of_transformers() -> None:
-    model = make_decoder("qwen2_moe", num_hidden_layers=1)
+@pytest.mark.parametrize(("activation", "added"), [("silu", 0), ("gelu", 2)])
+def test_export_restores_the_experts_of_transformers(activation: str, added: int) -> None:
+    model = make_decoder("qwen2_moe", num_hidden_layers=1, hidden_act=activation)
     before = (model.get_experts_implementation(), set(model.state_dict()))
-    for exporting, added in ((every_expert, 2), (chosen_experts, 0)):
-        with exporting(model):
-            assert len(model.state_dict()) == len(before[1]) + added
-        assert (model.get_experts_implementation(), set(model.state_dict())) == before
+    with sparse_experts(model):
+        assert len(model.state_dict()) == len(before[1]) + added
+    assert (model.get_experts_implementation(), set(model.state_dict())) == before
     assert cost_of_experts(model, Counter({"MoE": 1})) is None
     assert cost_of_experts(make_decoder("llama"), Counter()) is None
 

@@ -18,7 +18,7 @@ from torch.onnx._internal.exporter._registration import OnnxDecompMeta, ONNXRegi
 from torch.onnx._internal.fx.passes.type_promotion import _TypePromotionInterpreter
 
 from builder.common.errors import ExportError
-from builder.graphs.export import once, program
+from builder.graphs.export import exporter_shortcuts, program
 from builder.graphs.export.program import OPSET, to_onnx
 
 SOURCE = "pkg.torch.onnx.stack_trace"  # of a node: the lines of source that it comes from
@@ -259,7 +259,7 @@ def test_export_without_repeated_work_gives_the_same_model(monkeypatch: pytest.M
     ids = torch.arange(6).reshape(2, 3)
     model = to_onnx(Mixes(), [ids], axes, ["ids"], ["out"])
     assert [dict(vars(owner)) for owner in owners] == before
-    monkeypatch.setattr(program, "nothing_twice", nullcontext)
+    monkeypatch.setattr(program, "exporter_shortcuts", nullcontext)
     own = to_onnx(Mixes(), [ids], axes, ["ids"], ["out"])
     assert _without_source(model) == _without_source(own)
     (output,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"ids": ids.numpy()})
@@ -277,7 +277,7 @@ def _without_source(model: onnx.ModelProto) -> bytes:
 
 def test_operator_table_without_signatures_is_complete() -> None:
     """Operators without a valid signature are missing from torch's own table."""
-    kept, own = once._operators(OPSET), ONNXRegistry.from_torchlib(opset_version=OPSET)
+    kept, own = exporter_shortcuts._operators(OPSET), ONNXRegistry.from_torchlib(opset_version=OPSET)
     assert _implementations(kept) == _implementations(own)
 
 

@@ -32,18 +32,23 @@ from transformers.cache_utils import EncoderDecoderCache
 
 from builder.checkpoints.drafts.layers import TargetStates
 from builder.common.errors import ExportError
-from builder.graphs.export.architectures import fused_attention, own_layers, refuse_uncomputable, refuse_unseen_tokens
+from builder.graphs.export.architectures import (
+    fused_attention,
+    own_layers,
+    refuse_sparse_attention,
+    refuse_uncomputable,
+)
 from builder.graphs.export.cached_attention import CACHED
 from builder.graphs.export.caches import ExportCache, ExportStates, cache_argument, exporting
-from builder.graphs.export.chosen_experts import chosen_experts
 from builder.graphs.export.failure import reason
-from builder.graphs.export.indexers import every_key_chosen
+from builder.graphs.export.indexers import disabled_indexers
 from builder.graphs.export.latent import absorbed_attention, latent_layers, latent_shape
 from builder.graphs.export.lora import AdapterCapacity, adaptable_layers, adding_lora, drop_unread_stacks
 from builder.graphs.export.masks import chunks_within
 from builder.graphs.export.positions import PROBE, are_close, first_position, looked_up, table_rows
 from builder.graphs.export.program import export_graph
-from builder.graphs.export.rotary import equal_positions, fused_rotary, settled_frequencies
+from builder.graphs.export.rotary import constant_frequencies, equal_positions, fused_rotary
+from builder.graphs.export.sparse_experts import sparse_experts
 from builder.graphs.export.states import fused_states, state_shapes
 from builder.graphs.onnx.experts import order_experts
 from builder.graphs.onnx.graph import MODEL_FILE, Graph
@@ -150,7 +155,7 @@ def export_decoder(
         rows, first = table_rows(model), first_position(model)
         stacks = {} if capacity is None else capacity.shapes(adaptable_layers(model, use_cache=False))
         _refuse_later_tokens(model)
-        refuse_unseen_tokens(model, max_length)
+        refuse_sparse_attention(model, max_length)
         adapted = [name.removeprefix(LORA_A) for name in stacks if name.startswith(LORA_A)]
         step = DecoderGraph(model, caches, rows, adapted, states, first)
         after = () if states is None else (HIDDEN_STATES,)
@@ -167,12 +172,19 @@ def fused_layers(model: PreTrainedModel, max_length: int) -> Iterator[tuple[str,
 
     Yields the functions that rotate and stay separate operators. Raises ExportError.
     """
-    settled, experts = settled_frequencies(model, max_length), chosen_experts(model)
-    attention = (fused_attention(model), absorbed_attention(model), fused_states(model))
+    replacements = (
+        fused_attention(model),
+        absorbed_attention(model),
+        fused_states(model),
+        constant_frequencies(model, max_length),
+        sparse_experts(model),
+        equal_positions(model),
+        chunks_within(max_length),
+        disabled_indexers(model, max_length),
+    )
     with ExitStack() as replacing:
-        lengths = (chunks_within(max_length), every_key_chosen(model, max_length))
-        for hook in (*attention, settled, experts, equal_positions(model), *lengths):
-            replacing.enter_context(hook)
+        for replacement in replacements:
+            replacing.enter_context(replacement)
         unfused = replacing.enter_context(fused_rotary(model))
         model.set_attn_implementation(CACHED)
         yield unfused

@@ -23,7 +23,6 @@ from builder.common.errors import ExportError
 from builder.common.workplace import find_disk_full_error
 from builder.graphs.export.architectures import fused_attention
 from builder.graphs.export.attention import ONNXRUNTIME, UNFUSED
-from builder.graphs.export.chosen_experts import chosen_experts
 from builder.graphs.export.failure import reason
 from builder.graphs.export.lora import (
     AdapterCapacity,
@@ -36,6 +35,7 @@ from builder.graphs.export.program import export_graph
 from builder.graphs.export.recurrence import recurrent_operators
 from builder.graphs.export.rows import TASK_INPUTS, Rows, rows_of
 from builder.graphs.export.shared_prefixes import SHARED, share_prefixes
+from builder.graphs.export.sparse_experts import sparse_experts
 from builder.graphs.onnx.bands import split_bands
 from builder.graphs.onnx.experts import order_experts
 from builder.graphs.onnx.graph import MODEL_FILE, Graph
@@ -151,7 +151,7 @@ def _try_export(
     before = model.config._attn_implementation
     try:
         own = nullcontext() if attention == UNFUSED else fused_attention(model)
-        with own, chosen_experts(model), recurrent_operators(module):
+        with own, sparse_experts(model), recurrent_operators(module):
             model.set_attn_implementation(attention)
             return export_module(module, rows, path, stacks)
     except Exception as error:  # torch.export raises whatever the model's own code raises

@@ -1,10 +1,8 @@
-"""Mixtures of experts, every expert for every token: two products a layer, and the router's weights between them.
+"""Dense mixtures of experts: every expert runs for every token, as two products a layer.
 
-The experts stand side by side as one matrix, (experts * units, hidden), as quantisation wants them too, and those that
-a token was not routed to count 0. It costs experts / chosen experts as many products, and reads all weights at each
-step. The layers are exported so that chosen_experts.py cannot express.
-
-transformers looks these functions up by name (ExpertsInterface), as it does attention. Knows tensors; knows no
+The experts stand side by side as one matrix, (experts * units, hidden), as quantisation needs them too, and those that
+a token was not routed to get the weight 0. This computes experts / chosen experts times as much as a sparse layer, and
+reads all weights at each step. It is for layers that sparse_experts.py cannot express. Knows tensors; knows no
 architecture.
 """
 
@@ -12,47 +10,19 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
-from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from builder.common.errors import ExportError
 from builder.graphs.onnx.operators import SPARSE_EXPERTS
 
-EVERY_EXPERT = "every_expert"
 PARTS = ("side_by_side_up", "side_by_side_down")
 DISPATCHED = "_is_expert_parallel"  # attribute of experts that transformers dispatches to a function by its name
 ROUTED = {"top_k_index", "top_k_weights"}  # parameters of the forward method of transformers' experts
 IDENTITY = "identity_expert"  # of experts, some of which return a token as it is; it does not dispatch those
-
-
-def every_expert(model: PreTrainedModel) -> AbstractContextManager[None]:
-    """Run with each layer of experts as two products over all of them."""
-    return exporting_experts(model, EVERY_EXPERT, expert_layers(model))
-
-
-@contextmanager
-def exporting_experts(model: PreTrainedModel, function: str, side_by_side: Sequence[Any]) -> Iterator[None]:
-    """Run with the registered `function` for experts, and the layers `side_by_side` with their weights so."""
-    layers = expert_layers(model)
-    before = model.get_experts_implementation()
-    try:
-        for layer in side_by_side:
-            _put_side_by_side(layer)
-        if layers:
-            model.set_experts_implementation(function)
-        yield
-    finally:
-        if layers:
-            model.set_experts_implementation(before)
-        for layer in side_by_side:
-            for name in PARTS:
-                layer._parameters.pop(name, None)
 
 
 def cost_of_experts(model: PreTrainedModel, operators: Counter[str]) -> str | None:
@@ -91,7 +61,7 @@ def expert_weights(top_k_index: torch.Tensor, top_k_weights: torch.Tensor, exper
     return (chosen * top_k_weights[..., None]).sum(dim=1)
 
 
-def _put_side_by_side(layer: Any) -> None:
+def put_side_by_side(layer: Any) -> None:
     """Give `layer` its weights as matrices of two axes, (outputs, inputs)."""
     if layer.has_post_expert_norm:
         raise ExportError("its experts end in a normalisation of their own, which a sum over all of them cannot have")
@@ -104,7 +74,7 @@ def _put_side_by_side(layer: Any) -> None:
         layer.register_parameter(name, torch.nn.Parameter(matrix.detach().contiguous(), requires_grad=False))
 
 
-def compute_every_expert(
+def compute_dense_experts(
     self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
     """Compute transformers' experts function: hidden_states (tokens, hidden), the others (tokens, chosen)."""
@@ -117,6 +87,3 @@ def compute_every_expert(
     units = self._apply_gate(units) if self.has_gate else self.act_fn(units)  # (tokens, experts, units)
     result = linear((units * weights[..., None]).flatten(1), self.side_by_side_down)
     return result + weights @ self.down_proj_bias if self.has_bias else result
-
-
-ALL_EXPERTS_FUNCTIONS.register(EVERY_EXPERT, compute_every_expert)

@@ -14,10 +14,10 @@ import torch
 from builder.checkpoints.mapped import give_back
 from builder.common.errors import ExportError
 from builder.common.replaced import replaced
+from builder.graphs.export.decompositions import decompose
+from builder.graphs.export.exporter_shortcuts import exporter_shortcuts
 from builder.graphs.export.failure import reason
 from builder.graphs.export.norms import recognisable_norms
-from builder.graphs.export.once import nothing_twice
-from builder.graphs.export.settled import settle
 from builder.graphs.onnx.cleanup import clean
 from builder.graphs.onnx.graph import Graph, has_many, save_graph
 from builder.graphs.onnx.weights import MIN_FILE_BYTES, computed, computing
@@ -72,7 +72,7 @@ def to_onnx(
         )
 
     try:
-        with torch.no_grad(), nothing_twice(), _children_kept(module), recognisable_norms(module):
+        with torch.no_grad(), exporter_shortcuts(), _children_kept(module), recognisable_norms(module):
             program = _decomposed_where_needed(translated)
     except Exception as error:  # whatever the module's own code raises
         raise ExportError(reason(error)) from error
@@ -148,7 +148,7 @@ def _decomposed_where_needed(translated: Callable[[], Translated]) -> Translated
     """Translate the program without torch.onnx.export's second trace, unless it is needed.
 
     That trace breaks up operators that ONNX does not know, and takes half of the time. Operators of transformers'
-    models that need it are nearly always replaced without a trace (builder/graphs/export/settled.py).
+    models that need it are nearly always replaced without a trace (builder/graphs/export/decompositions.py).
 
     Torch's table lacks operators that may return their input as it is: if the export fails on one, it is
     repeated with that trace.
@@ -166,14 +166,14 @@ def _decomposed_where_needed(translated: Callable[[], Translated]) -> Translated
 @contextmanager
 def _only_needed_decompositions(undecomposed: list[torch.export.ExportedProgram]) -> Iterator[None]:
     """Run with decomposition only of programs with a node that it would change; the others go into `undecomposed`."""
-    decompose = torch.export.ExportedProgram.run_decompositions
+    original = torch.export.ExportedProgram.run_decompositions
 
     def where_needed(
         program: torch.export.ExportedProgram, table: Mapping[Any, Any] | None = None, **more: Any
     ) -> torch.export.ExportedProgram:
-        settle(program.graph)
+        decompose(program.graph)
         if table is None or not _is_decomposed(program, table):
-            return decompose(program, table, **more)
+            return original(program, table, **more)
         undecomposed.append(program)
         return program
 

@@ -22,7 +22,7 @@ from builder.graphs.export.caches import running_cache
 
 FUNCTION = "apply_rotary_pos_emb"
 COMBINED = "recomposition_frequencies"
-MOST_POSITIONS = 4  # rows of positions of a token, in the model that has most
+MAX_POSITION_ROWS = 4  # most rows of positions of a token, of any model
 
 
 @contextmanager
@@ -57,14 +57,14 @@ def equal_positions(model: PreTrainedModel) -> Iterator[None]:
         if list(inspect.signature(original).parameters) != ["self", "freq"]:
             continue  # it has frequencies for each kind of layer
         places = torch.arange(len(module.inv_freq), dtype=torch.float32)
-        taken = original(module, places.repeat(MOST_POSITIONS, 1, 1, 1))[0, 0].long()
+        taken = original(module, places.repeat(MAX_POSITION_ROWS, 1, 1, 1))[0, 0].long()
         replacements.append((kind, COMBINED, lambda self, freq, taken=taken: freq[0][..., taken]))
     with replaced(*replacements):
         yield
 
 
 @contextmanager
-def settled_frequencies(model: PreTrainedModel, max_length: int) -> Iterator[None]:
+def constant_frequencies(model: PreTrainedModel, max_length: int) -> Iterator[None]:
     """Run with frequencies that do not change with the length of a row.
 
     Dynamic and long rotary scaling change them once a row exceeds the length of the original training; keys that are
@@ -80,8 +80,8 @@ def settled_frequencies(model: PreTrainedModel, max_length: int) -> Iterator[Non
                     f"build it with --max-length {original} or less"
                 )
     kinds: list[Any] = [module.rope_type for module in changing]
-    settled = [dict.fromkeys(kind, "default") if isinstance(kind, dict) else "default" for kind in kinds]
-    with replaced(*((module, "rope_type", kind) for module, kind in zip(changing, settled, strict=True))):
+    constant = [dict.fromkeys(kind, "default") if isinstance(kind, dict) else "default" for kind in kinds]
+    with replaced(*((module, "rope_type", kind) for module, kind in zip(changing, constant, strict=True))):
         yield
 
 

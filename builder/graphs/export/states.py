@@ -31,14 +31,8 @@ FUSED_ACTIVATIONS = ("silu", "swish")  # those that the convolution applies itse
 
 def fused_states(model: PreTrainedModel) -> AbstractContextManager[None]:
     """Run with the functions of the model's own modules replaced that compute with states."""
-    return replaced(
-        *(
-            (owner, name, function)
-            for owner in _owners(model)
-            for name, function in FUNCTIONS.items()
-            if hasattr(owner, name)
-        )
-    )
+    found = [(owner, name) for owner in _owners(model) for name in FUNCTIONS if hasattr(owner, name)]
+    return replaced(*((owner, name, FUNCTIONS[name]) for owner, name in found))
 
 
 def _owners(model: PreTrainedModel) -> set[ModuleType]:
@@ -105,7 +99,7 @@ def gated_delta_rule(
     if use_qk_l2norm_in_kernel:
         query, key = _normalised(query), _normalised(key)
     scale = query.shape[-1] ** -0.5
-    return _linear_attention("gated_delta", query, key, value, _advancing(g), _advancing(beta), scale)
+    return _linear_attention("gated_delta", query, key, value, where_appended(g), where_appended(beta), scale)
 
 
 def state_space_duality(
@@ -132,7 +126,7 @@ def state_space_duality(
     dt = _softplus(dt) if dt_softplus else dt
     if tuple(dt_limit) != (0.0, float("inf")):
         dt = torch.clamp(dt, *dt_limit)
-    dt = _advancing(dt)
+    dt = where_appended(dt)
     output, state = _linear_attention("gated", C, B, hidden_states * dt[..., None], dt * A, None, 1.0)
     output = output if D is None else output + hidden_states * D[:, None]
     return (output, state) if return_final_states else output
@@ -159,7 +153,7 @@ def selective_scan(
     Returns (batch, channels, sequence), with the state after it if states are to be returned.
     """
     dt = dt if delta_bias is None else dt + delta_bias[:, None]
-    dt = _advancing(_softplus(dt) if delta_softplus else dt)
+    dt = where_appended(_softplus(dt) if delta_softplus else dt)
     query, key = (tensor.transpose(1, 2).unsqueeze(2) for tensor in (C, B))
     value = (hidden_states * dt).transpose(1, 2).unsqueeze(3)
     scanned, state = _linear_attention("gated", query, key, value, dt.transpose(1, 2).unsqueeze(3) * A, None, 1.0)
@@ -178,7 +172,7 @@ def decaying_attention(
     sequence, heads). The state is (batch, heads, key size, value size). Returns the state read by `query`, shaped like
     `value`.
     """
-    return _linear_attention("gated", query, key, _advancing(value), _advancing(decay), None, 1.0)[0]
+    return _linear_attention("gated", query, key, where_appended(value), where_appended(decay), None, 1.0)[0]
 
 
 def _softplus(values: torch.Tensor) -> torch.Tensor:
@@ -186,13 +180,8 @@ def _softplus(values: torch.Tensor) -> torch.Tensor:
     return torch.onnx.ops.symbolic("Softplus", [values], dtype=values.dtype, shape=values.shape, version=1)
 
 
-def _advancing(values: torch.Tensor) -> torch.Tensor:
-    """Return `values` (batch, ...) of the rows that a call appends to, and 0, which changes no state, of the others."""
-    return where_appended(values, 0.0)
-
-
-def where_appended(values: torch.Tensor, others: torch.Tensor | float) -> torch.Tensor:
-    """Return `values` (batch, ...) of the rows that a call appends to, and `others` of the others."""
+def where_appended(values: torch.Tensor, others: torch.Tensor | float = 0.0) -> torch.Tensor:
+    """Return `values` (batch, ...) of the rows that a call appends to, and `others` of the others; 0 keeps a state."""
     appended = running_states().appended
     return torch.where(appended.reshape(-1, *[1] * (values.dim() - 1)), values, others)
 

@@ -3,10 +3,10 @@
 The folder is the registry: `<model_type>.py` has `REPLACED`, a class of transformers, the name of its method, and a
 method with which every attention emits the fused operator; or several such triples. Or it has `REFUSED`, a property of
 the architecture by which the fused attention over a cache cannot compute its decoder. Beside `REPLACED` it may have
-  prepared     a context manager in which a model has the modules that those methods use
-  layers       what each layer keeps of a text, where transformers' cache does not show it
-  bias_heads   how many heads have a bias on positions of their own, 1 if all have the same
-  seen_tokens  up to how many tokens of a text each sees all before it
+  prepared              a context manager in which a model has the modules that those methods use
+  layers                what each layer keeps of a text, where transformers' cache does not show it
+  bias_heads            how many heads have a bias on positions of their own, 1 if all have the same
+  full_attention_limit  the most tokens of a text in which each attends to all before it
 The last three take the configuration. An architecture without a file here needs none, or exports unfused.
 """
 
@@ -62,13 +62,13 @@ def refuse_uncomputable(model: PreTrainedModel) -> None:
         raise ExportError(why)
 
 
-def refuse_unseen_tokens(model: PreTrainedModel, max_length: int) -> None:
-    """Raise ExportError if tokens of a text of `max_length` tokens do not see all of those before them."""
-    seen = _by_configuration(model, "seen_tokens")
-    if seen is not None and seen < max_length:
+def refuse_sparse_attention(model: PreTrainedModel, max_length: int) -> None:
+    """Raise ExportError if tokens of a text of `max_length` tokens do not attend to all before them."""
+    limit = _by_configuration(model, "full_attention_limit")
+    if limit is not None and limit < max_length:
         raise ExportError(
-            f"in texts of more than {seen} tokens it chooses the keys that each token sees, by their values; the fused "
-            f"attention over a cache sees all: build it for shorter texts, with --max-length {seen} or less"
+            f"in texts of more than {limit} tokens it chooses the keys that each token sees, by their values; the "
+            f"fused attention over a cache sees all: build it for shorter texts, with --max-length {limit} or less"
         )
 
 

@@ -11,8 +11,8 @@ from transformers.models.big_bird.modeling_big_bird import BigBirdSelfAttention
 from builder.graphs.export.architectures.megatron_bert import attend
 
 
-def seen_tokens(config: BigBirdConfig) -> int:
-    """Return up to how many tokens of a text each token sees all of those before it, as transformers decides it."""
+def full_attention_limit(config: BigBirdConfig) -> int:
+    """Return the most tokens of a text in which each attends to all before it, as transformers decides it."""
     if config.attention_type == "original_full":
         return config.max_position_embeddings
     return (5 + 2 * config.num_random_blocks) * config.block_size

@@ -28,8 +28,8 @@ def layers(config: DogeConfig) -> Iterator[LayerShape]:
         yield LayerShape(config.num_key_value_heads, size + GROUPED_SIZES - size % GROUPED_SIZES)
 
 
-def seen_tokens(config: DogeConfig) -> int:
-    """Return up to how many tokens of a text each token sees all of those before it."""
+def full_attention_limit(config: DogeConfig) -> int:
+    """Return the most tokens of a text in which each attends to all before it."""
     return config.keep_window_size
 
 

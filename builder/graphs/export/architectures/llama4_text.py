@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from transformers import Llama4TextConfig
-from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama4.modeling_llama4 import (
     Llama4TextAttention,
@@ -20,8 +19,8 @@ from transformers.models.llama4.modeling_llama4 import (
 )
 
 from builder.graphs.export.caches import running_cache
-from builder.graphs.export.chosen_experts import CHOSEN_EXPERTS
 from builder.graphs.export.complex_rotary import angles, rotate_pairs
+from builder.graphs.export.sparse_experts import compute_sparse_experts
 
 
 def bias_heads(config: Llama4TextConfig) -> int:
@@ -67,11 +66,6 @@ def _routed(self: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch
     return result, logits
 
 
-def _chosen(self: Any, *routed: torch.Tensor) -> torch.Tensor:
-    result: torch.Tensor = ALL_EXPERTS_FUNCTIONS[CHOSEN_EXPERTS](self, *routed)
-    return result
-
-
 def _gated(self: Any, products: torch.Tensor) -> torch.Tensor:
     gate, up = products.chunk(2, dim=-1)
     activated: torch.Tensor = self.act_fn(gate) * up
@@ -86,7 +80,7 @@ LAYOUT = {  # of the experts, as transformers' `use_experts_implementation` says
     "is_concatenated": True,
     "is_transposed": True,
     "_apply_gate": _gated,
-    "forward": _chosen,
+    "forward": compute_sparse_experts,
 }
 REPLACED = (
     (Llama4TextRotaryEmbedding, "forward", angles),

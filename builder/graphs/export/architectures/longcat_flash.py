@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.models.longcat_flash.modeling_longcat_flash import LongcatFlashExperts
 
-from builder.graphs.export.chosen_experts import compute_chosen_experts
+from builder.graphs.export.sparse_experts import compute_sparse_experts
 
 ROUTED = "routed"  # name of the module beside the experts
 
@@ -40,7 +40,7 @@ class RoutedExperts(torch.nn.Module):
         return result
 
     def forward(self, hidden: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        return compute_chosen_experts(self, hidden, indices, weights)
+        return compute_sparse_experts(self, hidden, indices, weights)
 
 
 @contextmanager

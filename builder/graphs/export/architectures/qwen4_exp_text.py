@@ -37,8 +37,8 @@ def layers(config: Qwen4ExpTextConfig) -> Iterator[LayerShape]:
             yield LayerShape(0, 0, (*(ngrams if number in config.ple_layer_ids else ()), *delta))
 
 
-def seen_tokens(config: Qwen4ExpTextConfig) -> int | None:
-    """Return up to how many tokens of a text each token sees all of those before it."""
+def full_attention_limit(config: Qwen4ExpTextConfig) -> int | None:
+    """Return the most tokens of a text in which each attends to all before it."""
     if config.indexer_budget is None or INDEXED not in config.layer_types:
         return None
     return config.indexer_budget + config.indexer_compress_ratio - 1  # the last block is not complete

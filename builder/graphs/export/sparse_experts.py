@@ -1,12 +1,12 @@
-"""Mixtures of experts as one operator a layer, which reads the weights of the chosen experts alone.
+"""Sparse mixtures of experts: one operator a layer, which reads the weights of the chosen experts alone.
 
 Operator: com.microsoft MoE, as in ONNX Runtime's ContribOperators.md. It takes the experts with the highest logits and
 weights them by the softmax of all logits. transformers has routed before, each architecture in its own way: logarithms
 of the router's weights make the operator choose the same experts, and the weights' sum restores what its softmax
 divides by. Its weights stay as the model stores them; builder/graphs/onnx/experts.py gives them the operator's order.
 
-A layer whose activation the operator does not have computes every expert (experts.py). Knows tensors; knows no
-architecture.
+A layer whose activation the operator does not have is dense (experts.py). transformers looks these functions up by name
+(ExpertsInterface), as it does attention. Knows tensors; knows no architecture.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import torch
 from transformers import PreTrainedModel
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from builder.graphs.export.experts import compute_every_expert, expert_layers, expert_weights, exporting_experts
+from builder.graphs.export.experts import PARTS, compute_dense_experts, expert_layers, expert_weights, put_side_by_side
 from builder.graphs.onnx.experts import STORED, TRANSPOSED
 
-CHOSEN_EXPERTS = "chosen_experts"
+IMPLEMENTATION = "sparse_experts"
 UNCHOSEN = 1e-37  # weight of an expert that was not chosen; its logarithm is finite
 PROBE = 16.0  # activations are compared from -PROBE to PROBE at least, and past every number of the layer
 PLAIN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -39,17 +39,25 @@ _attributes: dict[Any, Attributes] = {}  # of the operator, by the layer that is
 
 
 @contextmanager
-def chosen_experts(model: PreTrainedModel) -> Iterator[None]:
-    """Run with each layer of experts as one MoE; those that it does not compute as two products over all experts."""
-    for layer in expert_layers(model):
-        attributes = activation_of(layer)
-        if attributes is not None:
-            _attributes[layer] = attributes
+def sparse_experts(model: PreTrainedModel) -> Iterator[None]:
+    """Run with each layer of experts as one MoE, or as a dense layer if the operator cannot compute it."""
+    layers, before = expert_layers(model), model.get_experts_implementation()
     try:
-        rest = [layer for layer in expert_layers(model) if layer not in _attributes]
-        with exporting_experts(model, CHOSEN_EXPERTS, rest):
-            yield
+        for layer in layers:
+            attributes = activation_of(layer)
+            if attributes is None:
+                put_side_by_side(layer)
+            else:
+                _attributes[layer] = attributes
+        if layers:
+            model.set_experts_implementation(IMPLEMENTATION)
+        yield
     finally:
+        if layers:
+            model.set_experts_implementation(before)
+        for layer in layers:
+            for name in PARTS:
+                layer._parameters.pop(name, None)
         _attributes.clear()
 
 
@@ -106,13 +114,13 @@ def _equal(values: torch.Tensor, others: torch.Tensor) -> bool:
     return bool(torch.allclose(values, others, rtol=1e-5, atol=1e-6))
 
 
-def compute_chosen_experts(
+def compute_sparse_experts(
     self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
     """Compute transformers' experts function: hidden_states (tokens, hidden), the others (tokens, chosen)."""
     attributes = _attributes.get(self)
     if attributes is None:
-        return compute_every_expert(self, hidden_states, top_k_index, top_k_weights)
+        return compute_dense_experts(self, hidden_states, top_k_index, top_k_weights)
     weights = expert_weights(top_k_index, top_k_weights, self.num_experts)
     name = "gate_up_proj" if self.has_gate else "up_proj"
     biases = [getattr(self, f"{name}_bias"), self.down_proj_bias] if self.has_bias else [None, None]
@@ -139,4 +147,4 @@ def compute_chosen_experts(
     return result * weights.sum(dim=-1, keepdim=True)
 
 
-ALL_EXPERTS_FUNCTIONS.register(CHOSEN_EXPERTS, compute_chosen_experts)
+ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, compute_sparse_experts)

@@ -1,7 +1,7 @@
-"""Operators of a captured program that ONNX does not know, replaced by others without a trace of the whole program.
+"""Decompose operators that ONNX lacks, node by node.
 
-torch.onnx.export replaces them in a second trace, which takes half of the time of an export. Knows the nodes of a
-program and the memory of their tensors.
+torch.onnx.export decomposes them in a second trace of the whole program, which takes half of the time of an export.
+Knows the nodes of a program and the memory of their tensors.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ WRITES = {  # to the operator that returns a new tensor instead
 }
 
 
-def settle(graph: torch.fx.Graph) -> None:
-    """Replace, in place, the operators of transformers' models that need no trace for it."""
-    inputs = _settle_dropouts(graph)
+def decompose(graph: torch.fx.Graph) -> None:
+    """Replace in place the operators of transformers' models that need no trace for it."""
+    inputs = _decompose_dropouts(graph)
     for node in list(graph.nodes):
         if node.target in RENAMED:
             node.target = RENAMED[node.target]
         elif node.target in WRITES and _keeps_type(node) and _writes_unseen(node, inputs):
             node.target = WRITES[node.target]
         elif node.target == ATEN.copy_.default:
-            _settle_part(graph, node, inputs)
+            _decompose_part(graph, node, inputs)
         elif node.target == ATEN.square.default:
             node.target, node.args = ATEN.mul.Tensor, (node.args[0], node.args[0])
         elif node.target == ATEN.index_add.default and not node.kwargs:
-            _settle_index_add(node)
+            _decompose_index_add(node)
         elif any(user.op == "output" for user in node.users):
             continue
         elif node.target in CASTS:
-            _settle_cast(graph, node)
+            _decompose_cast(graph, node)
         elif node.target == ATEN.detach_.default:
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
 
 
-def _settle_dropouts(graph: torch.fx.Graph) -> dict[int, int]:
+def _decompose_dropouts(graph: torch.fx.Graph) -> dict[int, int]:
     """Remove dropouts without effect; return, by the storage of each result, that of its input.
 
     PyTorch returns the input itself, so that writes into the result change it. torch.export captures a copy of it
@@ -72,7 +72,7 @@ def _settle_dropouts(graph: torch.fx.Graph) -> dict[int, int]:
     return inputs
 
 
-def _settle_cast(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+def _decompose_cast(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
     """Turn `Tensor.to` into a cast, or into nothing if its tensor has that type already and is not to be copied."""
     source, dtype = node.args[0], node.meta["val"].dtype
     assert isinstance(source, torch.fx.Node)
@@ -91,7 +91,7 @@ def _copies(node: torch.fx.Node) -> bool:
     return bool(node.args[place] if place < len(node.args) else node.kwargs.get("copy"))
 
 
-def _settle_index_add(node: torch.fx.Node) -> None:
+def _decompose_index_add(node: torch.fx.Node) -> None:
     """Turn an addition to some rows into one to the elements of those rows."""
     added, axis, index, source = node.args
     assert isinstance(axis, int)
@@ -100,7 +100,7 @@ def _settle_index_add(node: torch.fx.Node) -> None:
     node.args = (added, [*[None] * before, index], source, True)
 
 
-def _settle_part(graph: torch.fx.Graph, node: torch.fx.Node, inputs: Mapping[int, int]) -> None:
+def _decompose_part(graph: torch.fx.Graph, node: torch.fx.Node, inputs: Mapping[int, int]) -> None:
     """Turn `whole[first:last] += values`, which Python completes by a copy of the part to itself, into a new whole.
 
     Outputs of a program keep the names of their nodes, so a whole that is one stays.
