@@ -13,13 +13,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from builder.common.errors import SpecError
-from builder.runtime.contract import LayerShape
+from builder.runtime.contract import CacheType, LayerShape
 
 if TYPE_CHECKING:
     from torch.nn import Module  # takes seconds to import, and checks of a repository need numbers alone
 
 ADVICE = "or state the serving machine's memory in models.yaml (machine: {memory_gb: ...})"
 BIAS_COPIES = 2  # of a bias on positions at once: as it is computed, and as attention reads it
+CONVERTED_COPIES = 4  # of a layer's keys or values in fp32: converted, and with the new ones appended
+MAX_CONVERTED_BYTES = 2**28  # of these; prompts that need more are attended to over the codes
+CONVERSION_MEMORY = 1.25  # times these, with the codes that are read, and what an arena keeps (measured)
 BYTES_PER_VALUE = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1}  # bytes of a number of the cache
 # bytes of a weight; int4: 4 bits in blocks of 32 with a scale of 4 bytes, and the embeddings in 8 bits
 BYTES_PER_WEIGHT = {
@@ -37,13 +40,15 @@ BYTES_PER_WEIGHT = {
 class ReservedMemory:
     """Bytes that a generating model reserves.
 
-    `adapters`: LoRA matrices, in stacks and as read; `bias`: the bias on positions of the largest call.
+    `adapters`: LoRA matrices, in stacks and as read; `bias`: the bias on positions of the largest call; `conversion`:
+    keys and values of an int8 cache in fp32.
     """
 
     cache: int
     weights: int
     adapters: int = 0
     bias: int = 0
+    conversion: int = 0
 
 
 def cache_bytes(layers: Sequence[LayerShape], slots: int, length: int, width: int = 4) -> int:
@@ -59,6 +64,19 @@ def state_bytes(layers: Sequence[LayerShape]) -> int:
 def bias_bytes(heads: int, tokens: int, length: int) -> int:
     """Return the bytes of a bias on positions: of `heads` heads, in a call of `tokens` tokens of `length` positions."""
     return BIAS_COPIES * heads * tokens * length * BYTES_PER_VALUE["float32"]
+
+
+def conversion_bytes(layers: Sequence[LayerShape], cache: CacheType, length: int) -> int:
+    """Return the bytes that a prompt in a slot of `length` tokens takes in fp32, a layer at a time; of int8 alone."""
+    if cache != "int8":
+        return 0
+    copies = CONVERTED_COPIES * widest_layer(layers) * length * BYTES_PER_VALUE["float32"]
+    return round(CONVERSION_MEMORY * min(MAX_CONVERTED_BYTES, copies))
+
+
+def widest_layer(layers: Sequence[LayerShape]) -> int:
+    """Return the numbers of a token's keys, or of its values, in the layer that has the most."""
+    return max(shape.heads * shape.size for shape in layers)
 
 
 def largest_call(prefill_tokens: int, slots: int) -> int:

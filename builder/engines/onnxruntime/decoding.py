@@ -10,7 +10,7 @@ import numpy as np
 
 from builder.checkpoints.grids import StoredWeights
 from builder.common.errors import SpecError
-from builder.common.memory import ReservedMemory, cache_bytes, refuse_slots, state_bytes
+from builder.common.memory import ReservedMemory, cache_bytes, conversion_bytes, refuse_slots, state_bytes
 from builder.common.releases import runtime_has, runtime_of
 from builder.engines.decoding import DecodingEngine, Executors, Lowered
 from builder.engines.onnxruntime import MAPPED, loop_session, resting
@@ -79,7 +79,7 @@ class OnnxRuntimeDecoding(DecodingEngine):
         cache += self.spec.slots * state_bytes(layers)
         slots = f"{self.spec.slots} slots of {length} tokens"
         refuse_slots(cache, self.spec.usable_memory, "the cache needs", slots, "--slots or --max-length")
-        return ReservedMemory(cache, weights)
+        return ReservedMemory(cache, weights, conversion=conversion_bytes(layers, self.cache_type, length))
 
     def fuse(self, exported: Graph, folder: Path) -> Graph:
         """Fuse the graph; where the loop runs it on a CPU, it also computes the outputs that beam search reads."""

@@ -17,13 +17,12 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from builder.common.memory import CONVERTED_COPIES, MAX_CONVERTED_BYTES
 from builder.graphs.onnx.nodes import add_constant, attributes_of, constant, copy_of, replace_nodes
 from builder.graphs.onnx.operators import CACHED_ATTENTION, STANDARD
 
 OPSET = 24  # the first with TensorScatter
 MIN_NEW_TOKENS = 32  # tokens a row of a call: more than the steps of a decode loop have, guessed ones included
-MAX_BYTES = 2**28  # of the fp32 tensors of one layer
-COPIES = 4  # of a layer's keys or values in fp32: converted, and with the new ones appended
 IS_LONG = "attends_in_fp32"
 ONE, ZERO_POINT = "cache_one", "cache_zero_point"  # the scale and the zero point of codes
 QUERY, KEY, VALUE, PAST_KEY, PAST_VALUE, LENGTHS = range(6)  # places among the operator's inputs
@@ -42,7 +41,7 @@ def attend_prompts_in_fp32(model: onnx.ModelProto) -> None:
     tensors = {tensor.name: tensor for tensor in graph.initializer}
     widest = max(tensors[node.input[-1]].dims[0] for node in graph.node if _reads_codes(node))
     nodes = [_by_length(graph, node, tensors) if _reads_codes(node) else node for node in graph.node]
-    replace_nodes(graph, [*_is_long(MAX_BYTES // (COPIES * 4 * widest)), *nodes])
+    replace_nodes(graph, [*_is_long(MAX_CONVERTED_BYTES // (CONVERTED_COPIES * 4 * widest)), *nodes])
     for entry in model.opset_import:
         if entry.domain in STANDARD:
             entry.version = max(entry.version, OPSET)

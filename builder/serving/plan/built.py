@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tritonclient.grpc import model_config_pb2
 
+from builder.common.memory import largest_call
 from builder.engines.gpu import CONTEXT
 from builder.repository.config.render import parse
 from builder.repository.report.record import read_report
@@ -55,11 +56,16 @@ def _config(repository: Path, name: str) -> model_config_pb2.ModelConfig:
 
 
 def _generating(repository: Path, name: str, needs: ModelNeeds, serving: GenerationServing) -> ModelPlan:
-    reserved = read_report(repository, name).memory or {}
-    cache, bias = reserved.get("cache", 0), reserved.get("bias", 0)
+    cache = (read_report(repository, name).memory or {}).get("cache", 0)
     requests = serving.arena.slots + serving.queue
+    besides = needs.besides_cache(largest_call(serving.prefill_tokens or 0, serving.arena.slots), needs.length)
     memory, size, shared = memory_lines(
-        1, needs.weights, requests, serving.limits.request_bytes, needs.answer_bytes, cache, needs.draft, bias
+        1,
+        needs.weights,
+        requests,
+        serving.limits.request_bytes,
+        needs.answer_bytes,
+        besides={"cache": cache, **besides},
     )
     session = serving.session
     context = CONTEXT if serving.executor == "in-process" else 0

@@ -11,12 +11,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from builder.common.memory import BYTES_PER_VALUE, cache_bytes, largest_call, state_bytes
+from builder.common.memory import (
+    BYTES_PER_VALUE,
+    CONVERSION_MEMORY,
+    CONVERTED_COPIES,
+    MAX_CONVERTED_BYTES,
+    cache_bytes,
+    largest_call,
+    state_bytes,
+    widest_layer,
+)
 from builder.engines import graph_engine
 from builder.options import Capacity, Load
 from builder.runtime.contract import LayerShape
 from builder.serving.plan.lines import PROCESS, ModelPlan, PlanLine, SpeedPlan, megabytes, memory_lines, number
-from builder.serving.plan.needs import ModelNeeds
+from builder.serving.plan.needs import BIAS, CONVERSION, ModelNeeds
 from builder.serving.plan.speeds import DecodingSpeed, decoding_cost
 
 MAX_UTILISATION = 0.85
@@ -37,26 +46,33 @@ def plan_generating(capacity: Capacity, load: Load, needs: ModelNeeds) -> ModelP
         lines += speed.lines
         settings.update(speed.settings)
     length = slot_length(load, needs)
-    cache, cache_lines = (_shared_cache if needs.paged else _cache)(capacity, load, needs, slots, length)
+    tokens = largest_call(settings.get("serving.prefill_tokens", capacity.prefill_tokens), slots)
+    besides = needs.besides_cache(tokens, length)
+    if needs.paged:
+        cache, cache_lines = _shared_cache(load, needs, slots, length)
+    else:
+        rest = needs.weights + sum(besides.values()) + PROCESS
+        cache, cache_lines = _cache(capacity, rest, needs, slots, length)
+    copies = f"{CONVERTED_COPIES} x {length} positions x {widest_layer(needs.layers)} keys or values x 4 bytes"
+    of_call = {
+        BIAS: f"{tokens} tokens of a call x {length} positions x {needs.bias} bytes",
+        CONVERSION: f"{CONVERSION_MEMORY} x ({copies}, {megabytes(MAX_CONVERTED_BYTES)} at most), of a layer",
+    }
     lines += cache_lines
+    lines += [PlanLine(name, formula, megabytes(besides[name])) for name, formula in of_call.items() if besides[name]]
     if needs.paged:
         settings["cache_gb"] = math.ceil(cache / 1e6) / 1e3
     elif not needs.cross:
         settings["max_length"] = length
     settings["slots"] = slots
     requests, limits = slots + capacity.serving.queue.size, capacity.serving.limits
-    tokens = largest_call(settings.get("serving.prefill_tokens", capacity.prefill_tokens), slots)
-    bias = tokens * length * needs.bias
-    if bias:
-        formula = f"{tokens} tokens of a call x {length} positions x {needs.bias} bytes"
-        lines.append(PlanLine("bias on positions", formula, megabytes(bias)))
     memory, size, shared = memory_lines(
-        1, needs.weights, requests, limits.request_bytes, needs.answer_bytes, cache, needs.draft, bias
+        1, needs.weights, requests, limits.request_bytes, needs.answer_bytes, besides={"cache": cache, **besides}
     )
     if size > capacity.memory:
-        excess = needs.weights + needs.draft + cache + bias - capacity.memory
+        excess = megabytes(size - capacity.memory)
         lacking.append(
-            f"weights and cache exceed the {megabytes(capacity.memory)} that may be used, by {megabytes(excess)}. What "
+            f"weights and cache exceed the {megabytes(capacity.memory)} that may be used, by {excess}. What "
             f"helps: a max_length below {length}, fewer slots, --cache int8, or --precision int8"
         )
     return ModelPlan(
@@ -194,8 +210,11 @@ def slot_length(load: Load, needs: ModelNeeds) -> int:
     return min(needs.length, (load.longest or needs.length) + load.answer_tokens)
 
 
-def _cache(capacity: Capacity, load: Load, needs: ModelNeeds, slots: int, length: int) -> tuple[int, list[PlanLine]]:
-    """Return the bytes of a cache with its own slot per sequence, as the build reserves it."""
+def _cache(capacity: Capacity, rest: int, needs: ModelNeeds, slots: int, length: int) -> tuple[int, list[PlanLine]]:
+    """Return the bytes of a cache with its own slot per sequence, as the build reserves it.
+
+    `rest`: bytes of everything else.
+    """
     width = BYTES_PER_VALUE[needs.cache]
     states = state_bytes(needs.layers)
     of_slot = cache_bytes(needs.layers, 1, length, width) + states
@@ -207,7 +226,6 @@ def _cache(capacity: Capacity, load: Load, needs: ModelNeeds, slots: int, length
         formula = f"{needs.source} tokens x {number(_values(needs.cross))} x {width} bytes"
         lines.append(PlanLine("what a slot reads", formula, megabytes(read)))
         of_slot += read
-    rest = needs.weights + needs.draft + PROCESS
     most = max(0, int((capacity.memory - rest) // of_slot))
     free = f"({megabytes(capacity.memory)} - {megabytes(rest)} of the rest) / {megabytes(of_slot)}"
     lines += [
@@ -221,9 +239,7 @@ def _values(layers: Sequence[LayerShape]) -> int:
     return cache_bytes(layers, 1, 1, 1)
 
 
-def _shared_cache(
-    capacity: Capacity, load: Load, needs: ModelNeeds, slots: int, length: int
-) -> tuple[int, list[PlanLine]]:
+def _shared_cache(load: Load, needs: ModelNeeds, slots: int, length: int) -> tuple[int, list[PlanLine]]:
     """Return the bytes of a cache of shared blocks: the average of all sequences, and one of the greatest length."""
     engine = graph_engine(needs.engine)
     block, size = engine.block_bytes(needs.layers, needs.cache), engine.block_tokens(needs.layers)

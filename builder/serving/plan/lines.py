@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from builder.engines.gpu import SERVER_ON_CARD
 
@@ -81,21 +82,18 @@ def memory_lines(
     requests: int,
     request_bytes: int,
     answer_bytes: int,
-    cache: int = 0,
-    draft: int = 0,
-    bias: int = 0,
     call: int = 0,
+    besides: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[tuple[PlanLine, PlanLine], int, int]:
     """Return lines for the resident bytes and for those of /dev/shm, and the two numbers.
 
     Each instance has its own process, weights and memory for calls. All `requests` that are in an instance at once are
-    as large as their limits allow.
+    as large as their limits allow. `besides`: other bytes, by what they are of.
     """
-    size = instances * (PROCESS + weights + call) + cache + draft + bias
+    size = instances * (PROCESS + weights + call) + sum(besides.values())
     of_call = f" + {megabytes(call)} of the largest call" if call else ""
     parts = f"{instances} x ({megabytes(PROCESS)} of Python + {megabytes(weights)} of weights{of_call})"
-    besides = (("cache", cache), ("the draft", draft), ("the bias on positions", bias))
-    formula = parts + "".join(f" + {megabytes(part)} of {what}" for what, part in besides if part)
+    formula = parts + "".join(f" + {megabytes(part)} of {what}" for what, part in besides.items() if part)
     shared = instances * (REGION + requests * (request_bytes + answer_bytes))
     shared_formula = (
         f"{instances} x (1 MiB + {number(requests)} requests x ({number(request_bytes)} bytes of texts at most + "

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from builder.common.errors import RepositoryError, SpecError
-from builder.common.memory import encoder_call, largest_call
+from builder.common.memory import conversion_bytes, encoder_call, largest_call
 from builder.common.speed import Latencies
 from builder.engines import session_engine
 from builder.options import BuildSpec
@@ -19,6 +19,7 @@ from builder.repository.report.record import read_report
 from builder.repository.versions import served_number
 from builder.runtime.contract import CacheType, EncoderServing, LayerShape, load
 
+BIAS, CONVERSION = "bias on positions", "keys and values in fp32"  # of the largest calls of a decode loop
 STRING = 64  # bytes of a text in an answer, such as a label or a name
 
 
@@ -57,6 +58,14 @@ class ModelNeeds:
     def call_bytes(self, token_budget: int) -> int:
         """Return the bytes of an encoder's largest call."""
         return encoder_call(token_budget, self.length) * self.call_token
+
+    def besides_cache(self, tokens: int, length: int) -> dict[str, int]:
+        """Return the bytes beside weights and cache, of calls of `tokens` tokens and slots of `length`, by purpose."""
+        return {
+            "the draft": self.draft,
+            BIAS: tokens * length * self.bias,
+            CONVERSION: conversion_bytes(self.layers, self.cache, length),
+        }
 
 
 def needs_of(spec: BuildSpec) -> ModelNeeds:

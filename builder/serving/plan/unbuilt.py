@@ -16,7 +16,14 @@ from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.drafts.loading import describe_draft
 from builder.checkpoints.resolve import describe
 from builder.common.errors import SpecError
-from builder.common.memory import BYTES_PER_VALUE, BYTES_PER_WEIGHT, bias_bytes, cache_bytes, encoder_call
+from builder.common.memory import (
+    BYTES_PER_VALUE,
+    BYTES_PER_WEIGHT,
+    bias_bytes,
+    cache_bytes,
+    conversion_bytes,
+    encoder_call,
+)
 from builder.engines import session_engine
 from builder.engines.decoding import DecodingEngine, engine_of, measurable
 from builder.graphs.export.architectures import bias_heads
@@ -104,10 +111,13 @@ def _bytes(spec: BuildSpec, target: Checkpoint) -> int:
     with naming_draft(own.model):
         layers = describe_draft(own.source, spec.source, target.model)
         if layers is not None:
-            memory = memory_of_draft(spec, own, layers, target)
-            return memory.cache + round(memory.weights / 4 * BYTES_PER_WEIGHT.get(spec.precision, 4.0))
+            memory = memory_of_draft(spec, layers, target)
+            return (
+                memory.cache + memory.conversion + round(memory.weights / 4 * BYTES_PER_WEIGHT.get(spec.precision, 4.0))
+            )
         needs = needs_of_checkpoint(own)
-    return needs.weights + cache_bytes(needs.layers, own.slots, needs.length, BYTES_PER_VALUE[needs.cache])
+    cache = cache_bytes(needs.layers, own.slots, needs.length, BYTES_PER_VALUE[needs.cache])
+    return needs.weights + cache + conversion_bytes(needs.layers, needs.cache, needs.length)
 
 
 def _engine(spec: BuildSpec, layers: Sequence[LayerShape], model: PreTrainedModel) -> DecodingEngine:

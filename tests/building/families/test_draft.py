@@ -17,6 +17,7 @@ import pytest
 from builder.building.pipeline import build
 from builder.common.cache.entries import CacheEntries
 from builder.common.errors import BuilderError, CheckpointError, SpecError
+from builder.common.memory import conversion_bytes
 from builder.common.progress import Stage
 from builder.options import make_spec
 from builder.repository.check import check
@@ -165,6 +166,8 @@ def test_plan_before_a_build_counts_the_draft(folder: Path, tmp_path: Path) -> N
     alone = needs_of(make_spec(model=str(small), max_length=LENGTH, output=tmp_path))
     cache = 4 * LENGTH * sum(2 * layer.heads * layer.size * 4 for layer in alone.layers)
     assert needs.draft == alone.weights + cache
+    narrow = needs_of(spec.model_copy(update={"draft": str(small), "cache": "int8"}))
+    assert narrow.draft == alone.weights + cache // 4 + conversion_bytes(alone.layers, "int8", LENGTH)
 
 
 def test_cache_keeps_stages_of_target_and_draft_apart(

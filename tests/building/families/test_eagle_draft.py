@@ -192,6 +192,7 @@ def test_plan_before_a_build_counts_the_eagle_draft(pair: Pair, tmp_path: Path) 
     )
     weights += pair.model.get_input_embeddings().weight.numel()
     assert needs.draft == 4 * weights + 4 * LENGTH * 2 * 2 * 8 * 4 + SLOTS * LENGTH * size * 4
+    assert needs_of(pair.spec(tmp_path, cache="int8")).draft == needs.draft, "its own cache is fp32"
 
 
 def test_export_key_depends_on_a_draft_that_reads_hidden_states(pair: Pair, tmp_path: Path) -> None:

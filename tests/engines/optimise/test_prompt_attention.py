@@ -8,8 +8,9 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from builder.common.memory import CONVERTED_COPIES
 from builder.engines.optimise import prompt_attention
-from builder.engines.optimise.prompt_attention import COPIES, MIN_NEW_TOKENS, attend_prompts_in_fp32
+from builder.engines.optimise.prompt_attention import MIN_NEW_TOKENS, attend_prompts_in_fp32
 from builder.graphs.onnx.operators import DOMAIN
 
 HEADS, GROUP, SIZE, POSITIONS = 2, 3, 16, 160
@@ -47,11 +48,11 @@ def test_steps_run_the_kernel_over_the_codes() -> None:
 
 
 def test_prompts_whose_copies_would_be_large_run_the_kernel_over_the_codes(monkeypatch: pytest.MonkeyPatch) -> None:
-    position = COPIES * 4 * HEADS * SIZE
-    monkeypatch.setattr(prompt_attention, "MAX_BYTES", (MIN_NEW_TOKENS + PAST) * position - 1)
+    position = CONVERTED_COPIES * 4 * HEADS * SIZE
+    monkeypatch.setattr(prompt_attention, "MAX_CONVERTED_BYTES", (MIN_NEW_TOKENS + PAST) * position - 1)
     own, long = _run(_model({}), MIN_NEW_TOKENS), _run(_in_fp32(_model({})), MIN_NEW_TOKENS)
     np.testing.assert_array_equal(long[0], own[0])
-    monkeypatch.setattr(prompt_attention, "MAX_BYTES", (MIN_NEW_TOKENS + PAST) * position)
+    monkeypatch.setattr(prompt_attention, "MAX_CONVERTED_BYTES", (MIN_NEW_TOKENS + PAST) * position)
     assert (_run(_in_fp32(_model({})), MIN_NEW_TOKENS)[0] != own[0]).any()
 
 

@@ -223,7 +223,7 @@ def test_plan_sizes_int8_and_paged_caches() -> None:
     load = {"requests_per_s": 5, "tokens": 20, "answer_tokens": 128}
     narrow, full = (_decoder(load, replace(DECODER, cache=cache)) for cache in ("int8", "float32"))
     rest = PROCESS + DECODER.weights
-    assert (full.memory - rest) == 4 * (narrow.memory - rest)
+    assert (full.memory - rest) == 4 * (narrow.memory - rest - 5 * 4 * 4 * 64 * 1024)
     shared = _decoder(load, replace(DECODER, paged=True, engine="openvino"))
     assert shared.memory < full.memory, "texts that are shorter than a slot leave blocks to others"
     assert "max_length" not in shared.settings
@@ -260,6 +260,33 @@ def test_plan_counts_a_bias_on_positions_in_the_largest_call() -> None:
     assert _lines(biased)["bias on positions"] == "134 MB"
     many = _decoder(load, replace(DECODER, bias=bias_bytes(64, 1, 1), latency=None), slots=300)
     assert _lines(many)["bias on positions"] == "157 MB", "a step of 300 slots"
+
+
+def test_plan_counts_what_prompts_convert_of_an_int8_cache() -> None:
+    """Regression: the fp32 copies of a layer's keys and values were left out: 336 MB in models that read long texts."""
+    load = {"requests_per_s": 1, "tokens": 100, "answer_tokens": 50}
+    full, narrow = (_decoder(load, replace(DECODER, cache=cache)) for cache in ("float32", "int8"))
+    assert "keys and values in fp32" not in _lines(full)
+    assert _lines(narrow)["keys and values in fp32"] == "5.24 MB"
+    (memory,) = (line for line in narrow.lines if line.quantity == "memory")
+    assert "5.24 MB of keys and values in fp32" in memory.formula
+    cache, converted = int(str(narrow.settings["slots"])) * cache_bytes(LAYERS, 1, 1024, 1), 5 * 4 * 4 * 64 * 1024
+    assert narrow.memory == PROCESS + DECODER.weights + cache + converted
+    long = replace(DECODER, cache="int8", length=1 << 17)
+    assert _lines(_decoder(load, long))["keys and values in fp32"] == "336 MB", "prompts that need more convert nothing"
+
+
+def test_plan_leaves_memory_beside_the_most_slots() -> None:
+    """Regression: a bias on positions, and what prompts convert, were not among the rest that slots have to leave."""
+    needs = replace(DECODER, cache="int8", bias=bias_bytes(64, 1, 1))
+    plan = _decoder({"requests_per_s": 1, "tokens": 100}, needs, machine={"cores": 4, "memory_gb": 0.75})
+    assert _lines(plan)["most slots"] == "8", "(750 - 723) MB of 3.15 MB"
+
+
+def test_plan_says_by_how_much_memory_is_exceeded() -> None:
+    """Regression: the memory of the process was left out, which could be negative."""
+    plan = _decoder({"requests_per_s": 1, "tokens": 100}, machine={"cores": 4, "memory_gb": 0.55})
+    assert "by 84.3 MB" in plan.lacking[0]
 
 
 @pytest.mark.parametrize(

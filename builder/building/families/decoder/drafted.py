@@ -72,12 +72,12 @@ def load_hidden_states_draft(spec: BuildSpec, target: Checkpoint) -> HiddenState
         return load_draft(source, spec.source, target)
 
 
-def memory_of_draft(spec: BuildSpec, own: BuildSpec, layers: DraftLayers, target: Checkpoint) -> ReservedMemory:
+def memory_of_draft(spec: BuildSpec, layers: DraftLayers, target: Checkpoint) -> ReservedMemory:
     """Return the bytes of a draft and its cache, and of the hidden states of all tokens that its target caches.
 
-    `spec`: of the target; `own`: of the draft. Raises SpecError where memory is short.
+    `spec`: of the target. Raises SpecError where memory is short.
     """
-    length = target.max_length
+    own, length = _hidden_states_draft_spec(spec, target), target.max_length
     memory = engine_of(own).plan_memory(draft_cache_shapes(layers), weights_bytes(layers), length)
     engine, shapes = engine_of(spec), cache_shapes(target.model)
     of_target = engine.plan_memory(shapes, weights_bytes(target.model), length)
@@ -94,6 +94,11 @@ def draft_spec(spec: BuildSpec, task: str, length: int) -> BuildSpec:
     own = {"model": spec.draft, "draft": None, "revision": None, "name": None, "task": task, "max_length": length}
     loop = {"slots": min(spec.slots, SLOTS), "beams": 1, "cache_gb": None, "adapters": 0}
     return spec.model_copy(update={**own, **loop})
+
+
+def _hidden_states_draft_spec(spec: BuildSpec, target: Checkpoint) -> BuildSpec:
+    """Return the specification of a --draft that reads hidden states; its cache is always in fp32."""
+    return draft_spec(spec, target.task.name, target.max_length).model_copy(update={"cache": "fp32"})
 
 
 def resolve_draft(spec: BuildSpec, target: Checkpoint) -> tuple[BuildSpec, Checkpoint]:
@@ -181,9 +186,8 @@ def select_draft(family: Decoder, target: Callable[[], BuiltModel], folder: Path
     Raises BuilderError.
     """
     assert family.draft is not None
-    checkpoint = family.checkpoint
-    own = draft_spec(family.spec, checkpoint.task.name, checkpoint.max_length).model_copy(update={"cache": "fp32"})
-    memory = memory_of_draft(family.spec, own, family.draft.layers, checkpoint)
+    own = _hidden_states_draft_spec(family.spec, family.checkpoint)
+    memory = memory_of_draft(family.spec, family.draft.layers, family.checkpoint)
     built = target()
     assert isinstance(built.choice, SelectedDecoder)
     own = own.model_copy(update={"precision": built.choice.selection.chosen.option})
