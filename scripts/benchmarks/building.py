@@ -74,8 +74,7 @@ def main() -> None:
             results = {title: child(name, folder, Path(scratch), cache, **more) for title, more in builds.items()}
             figures["models"][name] = {"checkpoint_bytes": size, "builds": results}
             console.print(table(name, size, results))
-            if options.output:
-                write_figures(options.output, figures)
+            write_figures(options.output, figures)
 
 
 def checkpoint_of(name: str, folder: Path) -> Path:

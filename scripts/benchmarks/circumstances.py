@@ -26,13 +26,26 @@ def circumstances() -> dict[str, Any]:
     }
 
 
-def write_figures(path: Path, figures: dict[str, Any]) -> None:
-    """Merge `figures` as JSON into the file: objects at any depth, while lists replace; the rest of the file stays.
+def replace_figures(path: Path | None, figures: dict[str, Any]) -> None:
+    """Write `figures` as JSON into the file, if one is given."""
+    if path is not None:
+        path.write_text(json.dumps(figures, indent=1) + "\n", "utf-8")
 
-    A table can so be measured in several runs of a few minutes.
+
+def report_figures(path: Path | None, figures: dict[str, Any]) -> None:
+    """Print `figures` as JSON, and write them into the file, if one is given."""
+    print(json.dumps(figures, indent=1))
+    replace_figures(path, figures)
+
+
+def write_figures(path: Path | None, figures: dict[str, Any]) -> None:
+    """Merge `figures` as JSON into the file, if one is given: objects at any depth, while lists replace.
+
+    The rest of the file stays, so that a table can be measured in several runs of a few minutes.
     """
-    known = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    path.write_text(json.dumps(_merged(known, figures), indent=1) + "\n", "utf-8")
+    if path is not None:
+        known = json.loads(path.read_text("utf-8")) if path.exists() else {}
+        replace_figures(path, _merged(known, figures))
 
 
 def refuse_other(path: Path | None, **facts: Any) -> None:

@@ -80,8 +80,7 @@ def main() -> None:
             repository = folder / "models" / "repository"
             figures["models"] = cluster_models.measure(repository, options.models, TRITONS, options.model_seconds)
             Console().print_json(data=figures["models"])
-    if options.output:
-        write_figures(options.output, figures)
+    write_figures(options.output, figures)
 
 
 def overhead(folder: Path, seconds: float) -> list[dict[str, Any]]:

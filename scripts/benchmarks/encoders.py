@@ -85,8 +85,7 @@ def main() -> None:
     for name in options.models.split(","):
         with tempfile.TemporaryDirectory() as folder:
             figures[name] = _bench_model(console, name, Path(folder), options)
-    if options.output:
-        write_figures(options.output, figures)
+    write_figures(options.output, figures)
 
 
 def _bench_model(console: Console, name: str, scratch: Path, options: argparse.Namespace) -> dict[str, object]:

@@ -70,8 +70,7 @@ def main(arguments: Sequence[str]) -> None:
         for name in executors:
             figures[name] = measure(Path(folder) / name, name, checkpoints)
             show(figures, options.models)
-            if options.output:
-                write_figures(options.output, {**circumstances(), "models": options.models, "builds": figures})
+            write_figures(options.output, {**circumstances(), "models": options.models, "builds": figures})
 
 
 def make_checkpoints(folder: Path, count: int) -> list[Path]:

@@ -65,8 +65,7 @@ def main(arguments: Sequence[str]) -> None:
         names = make_fleet(repository, options.models, 0, shared=False)
         figures = measure(repository, names, options)
     Console().print_json(json.dumps(figures))
-    if options.output:
-        write_figures(options.output, {**circumstances(), "loads": figures})
+    write_figures(options.output, {**circumstances(), "loads": figures})
 
 
 def measure(repository: Path, names: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:

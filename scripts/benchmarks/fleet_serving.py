@@ -71,8 +71,7 @@ def main(arguments: Sequence[str]) -> None:
         names = make_fleet(repository, options.models, options.large, options.shared)
         figures = measure(repository, names, options)
     Console().print_json(json.dumps(figures))
-    if options.output:
-        write_figures(options.output, {**circumstances(), "fleet": figures})
+    write_figures(options.output, {**circumstances(), "fleet": figures})
     assert not figures["failed"], figures["failures"]
     assert not figures["wrong"], figures["failures"]
     assert not figures["trouble"], figures["trouble"]

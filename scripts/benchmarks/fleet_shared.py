@@ -68,8 +68,7 @@ def main(arguments: Sequence[str]) -> None:
         figures = measure(repository, options)
     kind = ("tiny" if options.tiny else "minilm_int8") + (f", threads {options.threads}" if options.threads else "")
     show(figures)
-    if options.output:
-        write_figures(options.output, {**circumstances(), kind: figures})
+    write_figures(options.output, {**circumstances(), kind: figures})
 
 
 def make_models(repository: Path, folder: Path, options: argparse.Namespace) -> None:

@@ -28,6 +28,7 @@ from builder.checkpoints.libraries import quiet_libraries
 from builder.options import make_spec
 from builder.serving.client.client import Client
 from builder.serving.server.triton import TritonServer, last_error, running
+from scripts.benchmarks.circumstances import report_figures
 from scripts.benchmarks.held import held
 from tests.decoders import make_decoder_checkpoint
 from tests.tiny_encoders import make_checkpoint
@@ -52,9 +53,7 @@ def main() -> None:
         repository = make_models(Path(folder))
         with running(repository) as server:
             report = _fuzz(server, options.requests, random.Random(options.seed))
-    print(json.dumps(report, indent=1))
-    if options.output:
-        options.output.write_text(json.dumps(report, indent=1) + "\n")
+    report_figures(options.output, report)
     assert report["answers_after"] == "as before", report
 
 

@@ -33,6 +33,7 @@ from builder.serving.gateway.server import allow_connections
 from builder.serving.gateway.tensors import add_tensor
 from builder.serving.server.gateway import gateway
 from builder.serving.server.triton import TritonServer, free_ports, running
+from scripts.benchmarks.circumstances import replace_figures
 from scripts.benchmarks.generators import make_checkpoint
 from tests.models import minilm
 
@@ -58,8 +59,7 @@ def main() -> None:
             figures = asyncio.run(measure(server, port, process.pid, options))
     figures |= {"cores": available_cores(), "cpu": cpu()["model"]}
     show(console, figures)
-    if options.output:
-        options.output.write_text(json.dumps(figures, indent=1) + "\n")
+    replace_figures(options.output, figures)
 
 
 def make_models(folder: Path) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import sys
 import tempfile
 import time
@@ -50,6 +49,7 @@ from builder.runtime.contract import Session
 from builder.runtime.generation.executors.base import CallPart
 from builder.runtime.generation.executors.cuda import ELEMENTS, PROVIDERS
 from builder.runtime.generation.executors.onnxruntime_cuda import Cuda
+from scripts.benchmarks.circumstances import replace_figures
 from scripts.benchmarks.generators import make_checkpoint
 from scripts.benchmarks.posts import alone, median_ms
 from tests.models import minilm
@@ -88,8 +88,7 @@ def main() -> None:
     console.print(_table(f"GPT-2 124M, one token after {CONTEXT}, milliseconds, rows", decoders))
     for executor, rate in served.items():
         console.print(f"GPT-2 124M through Triton, one client, {executor}: {rate:.0f} tokens a second")
-    if options.output:
-        options.output.write_text(json.dumps(figures, indent=1) + "\n")
+    replace_figures(options.output, figures)
 
 
 def encode_pytorch(device: str, shapes: tuple[tuple[int, int], ...] = SHAPES) -> Times:

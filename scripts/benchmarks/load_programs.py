@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import resource
 import subprocess
 import sys
@@ -38,6 +37,7 @@ from builder.serving.load.measure import load_test
 from builder.serving.load.traffic import Level, Target
 from builder.serving.server.gateway import gateway
 from builder.serving.server.triton import free_ports, running
+from scripts.benchmarks.circumstances import replace_figures
 from scripts.benchmarks.gateway import PROMPT, Through, make_writer
 from scripts.benchmarks.paced_streams import BETWEEN_S, FIRST_S
 
@@ -73,9 +73,8 @@ def main() -> None:
                 }
                 rows += measure("model", port, options, programs)
         show(console, rows, "model", ("own", *programs))
-    if options.output:
-        machine = {"cores": available_cores(), "cpu": cpu()["model"], "seconds": options.seconds}
-        options.output.write_text(json.dumps({**machine, "rows": rows}, indent=1) + "\n")
+    machine = {"cores": available_cores(), "cpu": cpu()["model"], "seconds": options.seconds}
+    replace_figures(options.output, {**machine, "rows": rows})
 
 
 @contextmanager

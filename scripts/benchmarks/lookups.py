@@ -84,8 +84,7 @@ def main() -> None:
         for kind, texts in read_texts().items()
     }
     Console(width=130).print(_table(figures))
-    if options.output:
-        write_figures(options.output, {"step": options.step, "texts": figures})
+    write_figures(options.output, {"step": options.step, "texts": figures})
 
 
 def read_texts() -> dict[str, list[Text]]:

@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from builder.checkpoints.libraries import quiet_libraries
 from builder.serving.server.gateway import gateway
 from builder.serving.server.triton import free_ports, running
+from scripts.benchmarks.circumstances import report_figures
 from scripts.benchmarks.fuzz import make_models
 from tests.serving.gateway.malformed import Sent, requests
 
@@ -40,9 +41,7 @@ def main() -> None:
         folder, port = make_models(Path(scratch)), free_ports().http
         with running(folder) as server, gateway(server.url, "127.0.0.1", port):
             report = measure(port, options.requests, options.seed)
-    print(json.dumps(report, indent=1))
-    if options.output:
-        options.output.write_text(json.dumps(report, indent=1) + "\n")
+    report_figures(options.output, report)
     assert not report["faults"], report["faults"]
 
 

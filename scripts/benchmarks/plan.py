@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import tempfile
 from pathlib import Path
 from statistics import mean
@@ -26,7 +25,7 @@ from builder.serving.plan.encoder import plan_encoder
 from builder.serving.plan.lines import ModelPlan
 from builder.serving.plan.needs import published, served_version
 from builder.serving.tune.trials import serve_copy
-from scripts.benchmarks.circumstances import circumstances
+from scripts.benchmarks.circumstances import circumstances, report_figures
 from tests.models import minilm
 
 NAME = "minilm"
@@ -46,9 +45,7 @@ def main() -> None:
         if not (repository / NAME).exists():
             build(make_spec(model=str(minilm()), name=NAME, output=repository, precision=options.precision))
         report = {**circumstances(), "precision": options.precision, **compared(repository, options)}
-    print(json.dumps(report, indent=1))
-    if options.output:
-        options.output.write_text(json.dumps(report, indent=1) + "\n")
+    report_figures(options.output, report)
 
 
 def compared(repository: Path, options: argparse.Namespace) -> dict[str, Any]:

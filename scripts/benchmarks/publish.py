@@ -71,8 +71,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, quiet_libraries():
         figures = measure(Path(folder) / "repository", pairs(Path(folder)), options)
     show(figures)
-    if options.output:
-        write_figures(options.output, {**circumstances(), **figures})
+    write_figures(options.output, {**circumstances(), **figures})
     assert not figures["failed"], figures["failures"]
     assert not figures["wrong"], figures["failures"]
 

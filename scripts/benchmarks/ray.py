@@ -41,8 +41,7 @@ def main() -> None:
             build(make_spec(model=str(minilm()), name="minilm", output=folder, precision="int8"))
         figures = grow(folder, options.clients)
     print(json.dumps(figures))
-    if options.output:
-        write_figures(options.output, {**circumstances(), "grow": figures})
+    write_figures(options.output, {**circumstances(), "grow": figures})
 
 
 def grow(folder: Path, clients: int) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from builder.serving.gateway.server import allow_connections
 from builder.serving.gateway.tensors import add_tensor, read_outputs
 from builder.serving.server.gateway import GATEWAY_PROGRAM
 from builder.serving.server.triton import free_ports
+from scripts.benchmarks.circumstances import report_figures
 from scripts.benchmarks.fuzz import make_models
 from scripts.benchmarks.gateway import Through
 
@@ -67,9 +68,7 @@ def main() -> None:
         with served(folder, log) as stress:
             report = asyncio.run(stress.run(options.minutes * 60))
         print(*(line for line in log.read_text().splitlines() if not line.startswith("{")), sep="\n")
-    print(json.dumps(report, indent=1))
-    if options.output:
-        options.output.write_text(json.dumps(report, indent=1) + "\n")
+    report_figures(options.output, report)
     assert not report["wrong"], report["wrong"]
     assert report["longest_silence_s"] <= MAX_SILENCE_S, f"nothing was answered for {report['longest_silence_s']} s"
 

@@ -9,7 +9,6 @@ one length, so that no side computes tokens that do not count.
 from __future__ import annotations
 
 import argparse
-import json
 import queue
 import tempfile
 import time
@@ -33,7 +32,7 @@ from builder.common.samples import TEXTS
 from builder.options import make_spec
 from builder.serving.server.triton import running
 from scripts.benchmarks import peers
-from scripts.benchmarks.circumstances import circumstances
+from scripts.benchmarks.circumstances import circumstances, replace_figures
 from scripts.benchmarks.generators import save_tokenizer
 
 LONGEST, ANSWER = 256, 48
@@ -112,8 +111,7 @@ def main() -> None:
         root = options.checkpoints or Path(folder)
         for name in options.models.split(","):
             figures["models"][name] = _bench_model(console, name, root / name, Path(folder), options, others, failures)
-            if options.output:
-                options.output.write_text(json.dumps(figures, indent=1) + "\n")
+            replace_figures(options.output, figures)
     peers.fail_with(failures)
 
 

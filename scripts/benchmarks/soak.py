@@ -8,7 +8,6 @@ must equal the answer to its prompt alone, no slot may be lost, and memory must 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import re
 import tempfile
@@ -28,7 +27,7 @@ from builder.common.samples import TEXTS
 from builder.options import make_spec
 from builder.serving.client.client import Client
 from builder.serving.server.triton import TritonServer, running
-from scripts.benchmarks.circumstances import circumstances
+from scripts.benchmarks.circumstances import circumstances, report_figures
 from scripts.benchmarks.disturbances import AT_ONCE, RECOVERY_S, Disturbances, watched
 from scripts.benchmarks.held import held
 from tests.decoders import make_decoder_checkpoint
@@ -77,9 +76,7 @@ def main() -> None:
         with running(spec.output) as server:
             kinds = {"kill": options.kills, "flood": options.floods, "publish": options.publishes}
             report = {**circumstances(), **_soak(server, options.minutes, options.clients, kinds)}
-    print(json.dumps(report, indent=1))
-    if options.output:
-        options.output.write_text(json.dumps(report, indent=1) + "\n")
+    report_figures(options.output, report)
     assert not report["wrong"], report["wrong"]
     assert report["running_at_the_end"] == report["waiting_at_the_end"] == 0, "a slot was lost"
 

@@ -85,8 +85,7 @@ def main() -> None:
                 with multiprocessing.get_context("spawn").Pool(1) as pool:
                     figures[kind] = pool.apply(measure, (side,))
                 Console(width=130).print(_table(name, figures))
-        if options.output:
-            write_figures(options.output, {**circumstances(), "context": CONTEXT, "models": {name: figures}})
+        write_figures(options.output, {**circumstances(), "context": CONTEXT, "models": {name: figures}})
 
 
 def measure(side: Side) -> dict[str, Any]:

@@ -24,8 +24,7 @@ def main() -> None:
     logging.disable(logging.WARNING)  # of each server that a gateway finds ready
     figures = simulate(scenario)
     print(json.dumps(figures, indent=1))
-    if output:
-        write_figures(output, {**circumstances(), "scenario": asdict(scenario), "figures": figures})
+    write_figures(output, {**circumstances(), "scenario": asdict(scenario), "figures": figures})
 
 
 if __name__ == "__main__":

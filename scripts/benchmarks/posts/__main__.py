@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from builder.checkpoints.libraries import quiet_libraries
-from scripts.benchmarks.circumstances import circumstances
+from scripts.benchmarks.circumstances import circumstances, replace_figures
 from scripts.benchmarks.posts import Row, gpt2, quantisation, question_answering, training_aware
 
 POSTS: dict[str, tuple[str, Callable[[Path, Path], list[Row]]]] = {
@@ -47,9 +47,8 @@ def main() -> None:
             rows = measure(Path(folder), options.environments)
             figures["posts"][name] = {"title": title, "rows": [asdict(row) for row in rows]}
             console.print(_table(title, rows))
-            if options.output:
-                figures["posts"] = {post: figures["posts"][post] for post in POSTS if post in figures["posts"]}
-                options.output.write_text(json.dumps(figures, indent=1) + "\n")
+            figures["posts"] = {post: figures["posts"][post] for post in POSTS if post in figures["posts"]}
+            replace_figures(options.output, figures)
 
 
 def _table(title: str, rows: list[Row]) -> Table:
