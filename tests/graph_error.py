@@ -9,10 +9,10 @@ from builder.graphs.export.rows import Rows
 from builder.graphs.onnx.graph import Graph
 
 
-def graph_error(graph: Graph, module: TaskGraph, rows: Rows, max_length: int, threads: int, per_token: bool) -> float:
+def graph_error(graph: Graph, module: TaskGraph, rows: Rows, max_length: int, per_token: bool) -> float:
     """Return the largest relative error of `graph` against `module` on `rows`, without padded positions.
 
     Raises VerificationError for NaN.
     """
-    infer = infer_with(graph, threads)
+    infer = infer_with(graph, 1)
     return max(error_at(infer, graph, reference, per_token) for reference in usual_references(module, rows, max_length))

@@ -15,11 +15,11 @@ from transformers.modeling_layers import MtpModel
 from tests.decoders import make_decoder_checkpoint
 
 
-def make_mtp_checkpoint(folder: Path, architecture: str, seed: int = 0) -> Path:
+def make_mtp_checkpoint(folder: Path, architecture: str) -> Path:
     """Write a decoder whose extra layer has random weights; return `folder`."""
     make_decoder_checkpoint(folder, architecture)
     config = json.loads((folder / "config.json").read_text())
-    layers, size, random = config["num_hidden_layers"], config["hidden_size"], torch.Generator().manual_seed(seed)
+    layers, size, random = config["num_hidden_layers"], config["hidden_size"], torch.Generator().manual_seed(0)
     weights = load_file(folder / "model.safetensors")
     begin, last = f"model.layers.{layers}.", f"model.layers.{layers - 1}."
     extra = {

@@ -23,9 +23,9 @@ MODEL2VEC: dict[str, dict[str, Any]] = {  # checkpoints of every form that model
 }
 
 
-def make_static(folder: Path, kind: str = "wordpiece", length: int | None = None, **options: Any) -> Path:
+def make_static(folder: Path, length: int | None = None, **options: Any) -> Path:
     """Save a table with sentence-transformers. `length`: tokens at which its tokenizer cuts a text."""
-    tokenizer: Tokenizer = make_tokenizer(kind, type_ids=False).backend_tokenizer
+    tokenizer: Tokenizer = make_tokenizer("wordpiece", type_ids=False).backend_tokenizer
     if length is not None:
         tokenizer.enable_truncation(length)
     rows = np.random.default_rng(0).normal(size=(tokenizer.get_vocab_size(), SIZE)).astype(np.float32)

@@ -8,15 +8,15 @@ from pathlib import Path
 from builder.repository.versions import entry_names
 
 
-def copy_version(repository: Path, name: str, number: int, copy: int) -> None:
-    """Copy version `number` of a model to version `copy`, without a compiled plan. The copy is not served."""
-    for entry in (repository / mate for mate in entry_names(repository, name, number)):
+def copy_version(repository: Path, name: str, copy: int) -> None:
+    """Copy version 1 of a model to version `copy`, without a compiled plan. The copy is not served."""
+    for entry in (repository / mate for mate in entry_names(repository, name, 1)):
         ignored = shutil.ignore_patterns("*.plan")
-        shutil.copytree(entry / str(number), entry / str(copy), ignore=ignored)
+        shutil.copytree(entry / "1", entry / str(copy), ignore=ignored)
         if (entry / "warmup").is_dir():
-            shutil.copytree(entry / "warmup" / str(number), entry / "warmup" / str(copy))
+            shutil.copytree(entry / "warmup" / "1", entry / "warmup" / str(copy))
         for file in ("build.json", "config.pbtxt"):
             text = (entry / str(copy) / file).read_text()
             for form in ('"{}/', '"version": {}', "versions: [ {} ]"):
-                text = text.replace(form.format(number), form.format(copy))
+                text = text.replace(form.format(1), form.format(copy))
             (entry / str(copy) / file).write_text(text)

@@ -166,11 +166,11 @@ def _generation(serving: GenerationServing, settings: Settings) -> GenerationSer
     )
 
 
-def publish_settings(repository: Path, name: str, settings: Settings, reason: str, keep: int = KEEP) -> int:
+def publish_settings(repository: Path, name: str, settings: Settings, reason: str) -> int:
     """Publish the served version of a model with other settings as its next version, and serve it; return its number.
 
-    `reason`: for its report; `keep`: how many versions remain. Raises SpecError for settings that need a build, and
-    RepositoryError; the repository is then as before.
+    `reason`: for its report. Raises SpecError for settings that need a build, and RepositoryError; the repository is
+    then as before.
     """
     require_front(repository, name)
     entry = repository / name
@@ -204,7 +204,7 @@ def publish_settings(repository: Path, name: str, settings: Settings, reason: st
         move_in(change, staged, entry, number)
         activate(change, repository, [name], number)
         change.commit()
-        remove_old_versions(repository, name, change.staging / "removed", keep, [number, before])
+        remove_old_versions(repository, name, change.staging / "removed", KEEP, [number, before])
     return number
 
 

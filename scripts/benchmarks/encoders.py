@@ -55,6 +55,7 @@ BASES = ("FastAPI + pipeline", "naive Triton layout")
 OTHERS = (*INFINITY.values(), "fastembed_peer")
 PEERS = ("infinity torch", "infinity optimum", "FastEmbed")
 IN_PROCESS = ("fp32", "int8")
+PAIRS = 400  # of requests that compare a server with the emitted code
 BASE_SHAPES = {"distilbert-base": "distilbert", "bert-base": "bert"}
 
 
@@ -264,7 +265,7 @@ def _in_process(repository: Path, texts: Sequence[str], seconds: float = 3) -> t
     return 1000 / rates[0], rates[1]
 
 
-def _added(repository: Path, texts: Sequence[str], pairs: int = 400) -> dict[str, float]:
+def _added(repository: Path, texts: Sequence[str]) -> dict[str, float]:
     """Return the milliseconds that the server adds for one client over HTTP and gRPC, as medians of differences.
 
     Each difference is of one text that was asked all ways within milliseconds, because a machine's speed drifts by more
@@ -278,7 +279,7 @@ def _added(repository: Path, texts: Sequence[str], pairs: int = 400) -> dict[str
             "HTTP": _http(server),
             "gRPC": lambda text: client.ask({"text_input": text}),
         }
-        for text in (texts[number % len(texts)] for number in range(pairs)):
+        for text in (texts[number % len(texts)] for number in range(PAIRS)):
             alone = _milliseconds(lambda text: pipeline([{"text_input": np.array([[text.encode()]], object)}]), text)
             for door, ask in ways.items():
                 differences[door].append(_milliseconds(ask, text) - alone)

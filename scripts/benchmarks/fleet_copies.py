@@ -73,18 +73,18 @@ def copy(entry: Path, repository: Path, name: str) -> None:
         (repository / name / file).write_bytes((folder / file).read_bytes())
 
 
-def host(entry: Path, repository: Path, front: str, names: Sequence[str], memory_mb: int | None = None) -> None:
+def host(entry: Path, repository: Path, front: str, names: Sequence[str]) -> None:
     """Add copies of `entry` under `names` to the shared front `front`."""
     models = repository / front / MODELS
     if not models.exists():
         copy(entry, repository, names[0])
-        share(repository, front, names[:1], memory_mb)
+        share(repository, front, names[:1])
     for name in names:
         if not (models / name).exists():
             copy(entry, models, name)
     hosted = {name: hosted_model(models / name, served_number(models / name) or 1) for name in names}
     (models / HOSTED).write_text(dump_hosted(hosted), "utf-8")
-    share(repository, front, (), memory_mb)
+    share(repository, front, ())
 
 
 def label(name: str, number: int, index: int) -> str:

@@ -13,15 +13,15 @@ from builder.serving.server.triton import TritonServer
 WORDS = " ".join(TEXTS).split()
 
 
-def mixed_texts(tokens: Callable[[str], int], count: int = 256, least: int = 8, most: int = 256) -> list[str]:
-    """Return `count` texts of `least` to `most` tokens: log-normal lengths with a mean near 48 words, seed 0."""
+def mixed_texts(tokens: Callable[[str], int], count: int = 256, most: int = 256) -> list[str]:
+    """Return `count` texts of 8 to `most` tokens: log-normal lengths with a mean near 48 words, seed 0."""
     generator = np.random.default_rng(0)
     texts: list[str] = []
     while len(texts) < count:
         words = int(np.clip(generator.lognormal(mean=3.5, sigma=0.8), 6, 240))
         start = int(generator.integers(0, len(WORDS) - words))
         text = " ".join(WORDS[start : start + words])
-        if least <= tokens(text) <= most:
+        if 8 <= tokens(text) <= most:
             texts.append(text)
     return texts
 

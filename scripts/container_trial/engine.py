@@ -134,6 +134,6 @@ def run_command(command: Sequence[str | Path], environment: Mapping[str, str], t
     return done.stdout
 
 
-def missing_packages(programs: Sequence[str] = tuple(PACKAGES)) -> list[str]:
-    """Return the Debian packages of those `programs` that the machine lacks."""
-    return [PACKAGES[program] for program in programs if shutil.which(program, path=SEARCH_PATH) is None]
+def missing_packages() -> list[str]:
+    """Return the Debian packages of the programs that the machine lacks."""
+    return [package for program, package in PACKAGES.items() if shutil.which(program, path=SEARCH_PATH) is None]

@@ -56,7 +56,7 @@ class Load:
     lowest_cosine: float = 1.0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def require(self, least: int = 1) -> None:
+    def require(self, least: int) -> None:
         """Raise TrialError unless all requests, and at least `least`, were answered as PyTorch answers."""
         if self.failures:
             raise TrialError(f"{len(self.failures)} of {self.requests} requests failed: {self.failures[0]}")

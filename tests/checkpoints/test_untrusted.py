@@ -293,23 +293,23 @@ def test_expressions_of_known_models_are_accepted(pattern: str, folder: Path) ->
 
 def test_tokenizer_with_more_tokens_than_embeddings_is_refused(folder: Path) -> None:
     """Regression: a small vocabulary with a huge token id took 16 GB of the build's memory."""
-    _set_token_id(folder, 4_000_000_000)
+    _set_huge_token_id(folder)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     _refused(folder, "has tokens up to 4000000000 and the model only .* embeddings")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20, "KiB"
 
 
 def test_huge_token_id_is_refused_if_the_config_states_no_embeddings(folder: Path) -> None:
-    _set_token_id(folder, 4_000_000_000)
+    _set_huge_token_id(folder)
     with pytest.raises(CheckpointError, match="has tokens up to 4000000000; expected at most"):
         load_tokenizer(folder, "model", PreTrainedConfig())
 
 
-def _set_token_id(folder: Path, token: int) -> None:
-    """Give a word of the tokenizer in `folder` the id `token`."""
+def _set_huge_token_id(folder: Path) -> None:
+    """Give a word of the tokenizer in `folder` the id 4,000,000,000."""
     document = json.loads((folder / "tokenizer.json").read_text())
     vocabulary = document["model"]["vocab"]
-    vocabulary[next(word for word in vocabulary if word.isalpha())] = token
+    vocabulary[next(word for word in vocabulary if word.isalpha())] = 4_000_000_000
     (folder / "tokenizer.json").write_text(json.dumps(document))
 
 

@@ -140,9 +140,9 @@ def likeliest(logits: np.ndarray, count: int) -> ScoredCandidates:
 class ReadingExecutor(ArenaExecutor, EncodingExecutor):
     """SumExecutor with a source text in the arena: a wrong position, length or stale value changes the answer."""
 
-    def __init__(self, slots: int = 4, max_length: int = 32, max_source: int = 32, beams: int = 4) -> None:
-        super().__init__(Geometry(slots, max_length, VOCABULARY, ((1, 1),)))
-        self.sources = TextArena(slots, CrossGeometry(max_source, beams, ((1, 1),)))
+    def __init__(self, slots: int) -> None:
+        super().__init__(Geometry(slots, 32, VOCABULARY, ((1, 1),)))
+        self.sources = TextArena(slots, CrossGeometry(32, 4, ((1, 1),)))
         self.texts: list[list[int]] = []  # lengths of the texts of each encoder call
 
     def attach(self, position: int, encoded: list[np.ndarray]) -> None:

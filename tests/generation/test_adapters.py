@@ -68,9 +68,9 @@ class Adapted:
         return [int(token) for token in tokens[0, len(prompt) :]]
 
 
-def adapt(model_type: str, folder: Path, adapters: int = 2) -> Adapted:
+def adapt(model_type: str, folder: Path) -> Adapted:
     model, targets = make_decoder(model_type), TARGETS[model_type]
-    exported = export_decoder(model, folder, LENGTH, capacity=AdapterCapacity(adapters, 4))
+    exported = export_decoder(model, folder, LENGTH, capacity=AdapterCapacity(2, 4))
     layers = linear_layers(model)
     saved = {
         "a": read_lora(str(save_lora(folder / "a", model, targets, rank=2, seed=1)), layers, 4),

@@ -125,8 +125,8 @@ SCHEMAS: dict[str, Any] = {
 class RandomExecutor(ArenaExecutor):
     """Executor of random logits that depend only on the tokens, not on slot or batch."""
 
-    def __init__(self, slots: int = 4, max_length: int = LENGTH) -> None:
-        super().__init__(Geometry(slots, max_length, VOCABULARY, ((1, 1),)))
+    def __init__(self, slots: int) -> None:
+        super().__init__(Geometry(slots, LENGTH, VOCABULARY, ((1, 1),)))
         self.calls: list[tuple[int, int]] = []
 
     def run(

@@ -33,7 +33,7 @@ def test_encoder_is_fused_and_equal_to_pytorch(model_type: str, tmp_path: Path) 
         model_type == "eurobert"
     ), "RMSNorm is the only reason to have no fused normalisation"
     error = graph_error(
-        fused, exported.module, rows_of(checkpoint), checkpoint.max_length, 1, encoder_task(checkpoint.task).per_token
+        fused, exported.module, rows_of(checkpoint), checkpoint.max_length, encoder_task(checkpoint.task).per_token
     )
     assert error < TOLERANCE
 
@@ -48,7 +48,7 @@ def test_sliding_window_changes_the_answer(tmp_path: Path) -> None:
         exported = export(checkpoint, folder)
         outputs.append((exported, checkpoint))
     (narrow, checkpoint), (wide, _) = outputs
-    error = graph_error(narrow.graph, wide.module, rows_of(checkpoint), 512, 1, False)
+    error = graph_error(narrow.graph, wide.module, rows_of(checkpoint), 512, False)
     assert error > 100 * TOLERANCE
 
 

@@ -113,7 +113,7 @@ def test_earlier_encoder_can_be_shared(earlier: Path) -> None:
 
 @pytest.mark.parametrize("name", FRONTS)
 def test_earlier_versions_can_be_rolled_back(name: str, earlier: Path) -> None:
-    copy_version(earlier, name, 1, 2)
+    copy_version(earlier, name, 2)
     assert [version.number for version in newest_first(earlier, name)] == [2, 1]
     before = _configurations(earlier)
     assert rollback(earlier, name, 2) == 2

@@ -144,7 +144,7 @@ def test_compile_serves_the_version_of_the_plan(
     monkeypatch.setattr(versions, "OVERLAP_S", 0)
     _on(FakeMachine(H200), monkeypatch)
     assert main(["compile", str(repository)]) == 0
-    copy_version(repository, "texts", 1, 2)
+    copy_version(repository, "texts", 2)
     assert list(pending(repository, unserved=True)) == ["texts_model"]
     assert main(["compile", str(repository)]) == 0
     assert "texts: version 2 is served now" in capsys.readouterr().err

@@ -67,7 +67,7 @@ def test_front_and_engine_with_new_tensors_switch_together(
     """Serve the repository as a command killed right before, or right after, the switch leaves it."""
     mine, between = tmp_path / "model_repository", tmp_path / "between" / "model_repository"
     shutil.copytree(built("flags"), mine, copy_function=os.link)
-    copy_version(mine, "flags", 1, 2)
+    copy_version(mine, "flags", 2)
     _edit(mine / "flags_model" / "2" / "config.pbtxt", "max_batch_size: 64", "max_batch_size: 16")
     _edit(mine / "flags" / "2" / "serving.json", '"rude"', '"rude, says version 2"')
     replace, moments = os.replace, list[str]()
@@ -127,7 +127,7 @@ def test_canary_rolls_back_failing_or_slow_versions(
     publish(mine, builds["inside"][0])
     changes = {2: "raise RuntimeError('no memory')", 3: "__import__('time').sleep(2)", 4: "pass"}
     for number, does in changes.items():
-        copy_version(mine, "inside", 1, number)
+        copy_version(mine, "inside", number)
         file = mine / "inside" / str(number) / "model.py"
         text = file.read_text()
         file.unlink()
@@ -161,12 +161,12 @@ PAUSE_S = 0.01  # between requests of a client, so that Triton gets a core
 
 
 class Asking(AbstractContextManager["Asking"]):
-    """Clients of a gateway, which send one request after the other."""
+    """Four clients of a gateway, which send one request after the other."""
 
-    def __init__(self, url: str, clients: int = 4) -> None:
+    def __init__(self, url: str) -> None:
         self.url, self.stopping = url, threading.Event()
         self.answers, self.failures = 0, list[str]()
-        self.threads = [threading.Thread(target=self._ask) for _ in range(clients)]
+        self.threads = [threading.Thread(target=self._ask) for _ in range(4)]
 
     def __enter__(self) -> Asking:
         for thread in self.threads:

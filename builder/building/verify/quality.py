@@ -46,7 +46,7 @@ def served_quality(
     samples: Sequence[Sample],
     expected: Sequence[Answer],
     score: Callable[[Sequence[Answer]], Mapping[str, float]],
-    min_mean: float | None = None,
+    min_mean: float | None,
 ) -> Quality:
     """Answer one of each `ALONE_EVERY` samples alone, then all at once, in a random order; compare the answers.
 

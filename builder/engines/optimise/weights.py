@@ -117,7 +117,7 @@ def _quantise_weights(
     return Quantised(result, done, embeddings, as_stored=as_stored, rounded_experts=rounded_experts)
 
 
-def refuse_missed(expected: int, done: int, graph: onnx.GraphProto, left: Collection[str] = ()) -> None:
+def refuse_missed(expected: int, done: int, graph: onnx.GraphProto, left: Collection[str]) -> None:
     """Raise VerificationError unless all of the `expected` products are `done`, and no other is left in `graph`.
 
     `left`: the outputs of products that stay in fp32.

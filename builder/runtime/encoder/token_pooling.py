@@ -11,14 +11,14 @@ import numpy as np
 Merge = tuple[int, int, float]  # two clusters and their distance
 
 
-def pool(vectors: np.ndarray, factor: float, protected: int = 1) -> tuple[np.ndarray, list[np.ndarray]]:
+def pool(vectors: np.ndarray, factor: float) -> tuple[np.ndarray, list[np.ndarray]]:
     """Return the means of about len(vectors) / factor groups of `vectors` (n, size), and the members of each group.
 
-    The first `protected` vectors stay as they are.
+    The first vector stays as it is.
     """
-    rest = vectors[protected:]
-    groups = [np.array([index]) for index in range(min(protected, len(vectors)))]
-    groups += [members + protected for members in _groups(rest, max(int(len(rest) // factor), 1))]
+    first, rest = vectors[:1], vectors[1:]
+    groups = [np.arange(len(first))] if len(first) else []
+    groups += [members + 1 for members in _groups(rest, max(int(len(rest) // factor), 1))]
     return np.stack([vectors[members].mean(axis=0) for members in groups]), groups
 
 

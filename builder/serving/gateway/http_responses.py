@@ -80,7 +80,7 @@ async def send_error(
 
 
 async def send_bytes(
-    send: Send, status: int, content: bytes, media_type: str, headers: Mapping[str, str] | None = None
+    send: Send, status: int, content: bytes, media_type: str, headers: Mapping[str, str] | None
 ) -> None:
     """Send a whole response."""
     fields = {"content-type": media_type, "content-length": str(len(content)), **(headers or {})}

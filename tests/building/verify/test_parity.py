@@ -42,11 +42,11 @@ def _error(exported: Export, rows: Rows, path: Path) -> float:
     values = numpy_helper.to_array(bias).copy()
     values[0] += 0.01
     bias.CopyFrom(numpy_helper.from_array(values, bias.name))
-    return graph_error(save_graph(model, path), exported.module, rows, 512, 1, per_token=True)
+    return graph_error(save_graph(model, path), exported.module, rows, 512, per_token=True)
 
 
 def test_parity_finds_a_small_error_in_one_weight(exported: Export, rows: Rows, tmp_path: Path) -> None:
-    assert graph_error(exported.graph, exported.module, rows, 512, 1, per_token=True) < TOLERANCE
+    assert graph_error(exported.graph, exported.module, rows, 512, per_token=True) < TOLERANCE
     assert _error(exported, rows, tmp_path / "wrong" / "model.onnx") > TOLERANCE
 
 
@@ -54,7 +54,7 @@ def test_parity_refuses_nan(exported: Export, rows: Rows) -> None:
     with torch.no_grad():
         next(exported.module.model.parameters())[200:] = np.nan
     with pytest.raises(VerificationError, match="holds NaN"):
-        graph_error(exported.graph, exported.module, rows, 512, 1, per_token=True)
+        graph_error(exported.graph, exported.module, rows, 512, per_token=True)
 
 
 def test_wrong_answer_stops_the_build(

@@ -6,7 +6,6 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TextIO
 
 from builder.serving.gateway.access_log import AccessLog
 from builder.serving.gateway.app import make_app
@@ -25,16 +24,14 @@ from builder.serving.gateway.settings import GatewaySettings
 
 
 @asynccontextmanager
-async def fleet_app(
-    settings: GatewaySettings, log: TextIO | None = sys.stdout, limits: RateLimits | None = None
-) -> AsyncIterator[AccessLog]:
+async def fleet_app(settings: GatewaySettings, limits: RateLimits) -> AsyncIterator[AccessLog]:
     """Yield the application over the Tritons that `settings.triton` names, which it follows meanwhile."""
     metrics, targets = Metrics(), parse_targets(settings.triton)
     fleet_metrics = FleetMetrics(metrics.registry)
     if settings.on_demand is None:
         members = FleetMembers(targets, fleet_metrics)
         app = make_app(
-            settings, FleetBackend(members), log, models=FleetCatalogue(members), metrics=metrics, limits=limits
+            settings, FleetBackend(members), sys.stdout, models=FleetCatalogue(members), metrics=metrics, limits=limits
         )
         watches = [members.watch()]
     else:
@@ -42,7 +39,7 @@ async def fleet_app(
         connect = on_demand_servers(models, settings.on_demand, LoadingMetrics(metrics.registry), settings.max_waiting)
         members = FleetMembers(targets, fleet_metrics, connect=connect)
         backend = OnDemandFleetBackend(members, models)
-        app = make_app(settings, backend, log, models=models, metrics=metrics, limits=limits)
+        app = make_app(settings, backend, sys.stdout, models=models, metrics=metrics, limits=limits)
         watches = [members.watch(), backend.watch()]
     if settings.hedge_percentile is not None:
         members.answer_times = AnswerTimes(settings.hedge_percentile)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -29,7 +28,7 @@ class Failure:
 class LoadBackoff:
     """Exponential backoff of each model after failed loads and deaths; the first retry after a death is immediate."""
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, now: Callable[[], float]) -> None:
         self.now = now
         self.failures: dict[str, Failure] = {}
 

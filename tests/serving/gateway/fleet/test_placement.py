@@ -34,8 +34,8 @@ class Server:
         return self.idle
 
 
-def servers(count: int = 5) -> list[Server]:
-    return [Server(f"10.0.0.{number}:8001") for number in range(count)]
+def servers() -> list[Server]:
+    return [Server(f"10.0.0.{number}:8001") for number in range(5)]
 
 
 def test_gateways_place_alike_and_evenly() -> None:
