@@ -5,7 +5,9 @@ Tests that share an expensive fixture run on one worker (`--dist loadgroup`); te
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import inspect
 import os
 import shutil
 import tempfile
@@ -174,6 +176,16 @@ def client(server: TritonServer) -> Iterator[Callable[[str], Client]]:
     yield connect
     for one in clients:
         one.__exit__()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 def pytest_report_header() -> str:

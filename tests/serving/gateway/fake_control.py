@@ -21,7 +21,7 @@ from builder.repository.versions import served_number
 from builder.serving.gateway.backend import Metadata
 from builder.serving.gateway.errors import ApiError
 from builder.serving.gateway.tensors import Output
-from tests.serving.gateway.fake_triton import FakeTriton
+from tests.serving.gateway.fake_triton import FakeTriton, config_of
 
 SIZE = 1000  # bytes of the files of a model
 
@@ -41,7 +41,7 @@ def make_models(repository: Path, *names: str, versions: int = 1, engine: bool =
 
 def serve(repository: Path, name: str, number: int) -> None:
     """Serve a version by one rename, as a rollback does."""
-    config = asyncio.run(FakeTriton().config(kind(name), "1"))
+    config = config_of(kind(name))
     config.name = name
     config.version_policy.specific.versions.append(number)
     unfinished = repository / f"{name}.new"

@@ -93,6 +93,25 @@ MODELS: dict[str, tuple[str, Sequence[Field], Sequence[Field], dict[str, str]]] 
 }
 
 
+def config_of(name: str) -> model_config_pb2.ModelConfig:
+    """Return the configuration of a model of `MODELS`; an empty one for others."""
+    config = model_config_pb2.ModelConfig(name=name, max_batch_size=0)
+    if name not in MODELS:
+        return config
+    task, inputs, outputs, parameters = MODELS[name]
+    config.model_transaction_policy.decoupled = task == "text-generation"
+    config.max_batch_size = 0 if task == "text-generation" else 8
+    for fields, into in ((inputs, config.input), (outputs, config.output)):
+        for field in fields:
+            field_text = f'name: "{field.name}" data_type: {field.data_type} dims: {list(field.dims)}'
+            text_format.Parse(field_text, into.add())
+    for entry, field in zip(config.input, inputs, strict=True):
+        entry.optional = field.optional
+    for key, value in {"task": task, **parameters}.items():
+        config.parameters[key].string_value = value
+    return config
+
+
 class FakeTriton(Backend, ModelIndex):
     """Triton that answers by rules: a text gives numbers, a vector is a text's length, a score the share of "x".
 
@@ -123,21 +142,7 @@ class FakeTriton(Backend, ModelIndex):
         return {name for name, _ in await self.index()} | self.away
 
     async def config(self, name: str, version: str) -> model_config_pb2.ModelConfig:
-        config = model_config_pb2.ModelConfig(name=name, max_batch_size=0)
-        if name not in MODELS:
-            return config
-        task, inputs, outputs, parameters = MODELS[name]
-        config.model_transaction_policy.decoupled = task == "text-generation"
-        config.max_batch_size = 0 if task == "text-generation" else 8
-        for fields, into in ((inputs, config.input), (outputs, config.output)):
-            for field in fields:
-                field_text = f'name: "{field.name}" data_type: {field.data_type} dims: {list(field.dims)}'
-                text_format.Parse(field_text, into.add())
-        for entry, field in zip(config.input, inputs, strict=True):
-            entry.optional = field.optional
-        for key, value in {"task": task, **parameters}.items():
-            config.parameters[key].string_value = value
-        return config
+        return config_of(name)
 
     async def hosted(self, front: str) -> str:
         raise ApiError(404, f"{front} is no shared front")

@@ -79,33 +79,26 @@ def _response(
         ("ignores", ["asked", "cancelled"]),
     ],
 )
-def test_abandoned_stream_is_cancelled_only_if_the_model_cannot_end_it(
+async def test_abandoned_stream_is_cancelled_only_if_the_model_cannot_end_it(
     reaction: str, seen: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(triton_stream, "PATIENCE_S", 0.1 if reaction == "ignores" else 3600.0)
-
-    async def left() -> list[str]:
-        async with serving(FakeStreams(reaction)) as (fake, triton):
-            reading = asyncio.ensure_future(read(triton, streaming="TensorRT-LLM" in reaction))
-            await fake.requested.wait()
-            reading.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await reading
-            async with asyncio.timeout(60):
-                await fake.ended.wait()
-            return fake.seen
-
-    assert asyncio.run(left()) == seen
-
-
-def test_stream_is_closed_after_its_last_response() -> None:
-    async def request() -> tuple[list[str], list[str]]:
-        async with serving(FakeStreams("ends")) as (fake, triton):
-            texts = await read(triton, "once")
+    async with serving(FakeStreams(reaction)) as (fake, triton):
+        reading = asyncio.ensure_future(read(triton, streaming="TensorRT-LLM" in reaction))
+        await fake.requested.wait()
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        async with asyncio.timeout(60):
             await fake.ended.wait()
-            return texts, fake.seen
+        assert fake.seen == seen
 
-    assert asyncio.run(request()) == (["1"], ["asked", "closed"])
+
+async def test_stream_is_closed_after_its_last_response() -> None:
+    async with serving(FakeStreams("ends")) as (fake, triton):
+        texts = await read(triton, "once")
+        await fake.ended.wait()
+        assert (texts, fake.seen) == (["1"], ["asked", "closed"])
 
 
 class FakeDyingStreams(FakeStreams):
@@ -186,19 +179,15 @@ class FakeCutStreams(FakeStreams):
     ("pieces", "asked", "result"),
     [(0, 2, "did not answer this request, sent 2 times"), (1, 1, "broke off in the midst of this answer")],
 )
-def test_stream_without_its_last_response_is_an_error(pieces: int, asked: int, result: str) -> None:
+async def test_stream_without_its_last_response_is_an_error(pieces: int, asked: int, result: str) -> None:
     """Regression: a part of an answer was passed on as the whole."""
-
-    async def cut() -> int:
-        async with serving(FakeCutStreams(pieces)) as (fake, triton), asyncio.timeout(60):
-            with pytest.raises(ApiError, match=f"{result}: .* without its last response") as error:
-                await read(triton, "writes")
-            assert error.value.status == 503
-            with pytest.raises(ServeError, match="without its last response"):
-                await asyncio.to_thread(lambda: list(Responses(triton.url, REQUEST, 60)))
-            return fake.seen.count("asked")
-
-    assert asyncio.run(cut()) == asked + 1
+    async with serving(FakeCutStreams(pieces)) as (fake, triton), asyncio.timeout(60):
+        with pytest.raises(ApiError, match=f"{result}: .* without its last response") as error:
+            await read(triton, "writes")
+        assert error.value.status == 503
+        with pytest.raises(ServeError, match="without its last response"):
+            await asyncio.to_thread(lambda: list(Responses(triton.url, REQUEST, 60)))
+        assert fake.seen.count("asked") == asked + 1
 
 
 async def read(triton: Triton, model: str = "for ever", streaming: bool = False) -> list[str]:

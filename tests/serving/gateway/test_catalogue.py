@@ -74,7 +74,7 @@ class WithFront(FakeTriton):
         return json.dumps({"models": {name: {**entry, "parameters": {}} for name in self.hosts}})
 
 
-def test_hosted_model_is_unavailable_with_its_front() -> None:
+async def test_hosted_model_is_unavailable_with_its_front() -> None:
     triton = WithFront()
     models = Catalogue(triton)
 
@@ -84,11 +84,8 @@ def test_hosted_model_is_unavailable_with_its_front() -> None:
             await models.get(name)
         return error.value.status
 
-    async def run() -> list[int]:
-        await models.all()
-        triton.away = {"encoders"}
-        away = await refused("two")
-        triton.away, triton.hosts = set(), ("one",)
-        return [away, await refused("two")]
-
-    assert asyncio.run(run()) == [503, 404]
+    await models.all()
+    triton.away = {"encoders"}
+    away = await refused("two")
+    triton.away, triton.hosts = set(), ("one",)
+    assert [away, await refused("two")] == [503, 404]

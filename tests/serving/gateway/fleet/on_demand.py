@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -87,8 +90,12 @@ class OnDemandFleet:
         self.backend = OnDemandFleetBackend(self.members, models, Random(0))
         self.app = make_app(GatewaySettings(), self.backend, None, models=models, metrics=metrics)
 
-    async def start(self) -> None:
-        await self.members.update()
+    @asynccontextmanager
+    async def started(self) -> AsyncIterator[None]:
+        async with asyncio.timeout(60):
+            await self.members.update()
+            yield
+            await self.members.close()
 
     async def embed(self, name: str, text: str = "text") -> Answer:
         """Ask a model a second after the request before."""

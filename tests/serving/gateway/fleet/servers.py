@@ -152,7 +152,8 @@ async def fleet(
 ) -> AsyncIterator[Fleet]:
     """Run stand-ins and a gateway over them; `watching`: check the servers in the background too.
 
-    `now`: its clock, which stands still by default, so that none is measured to be slow by chance.
+    `now`: its clock, which stands still by default, so that none is measured to be slow by chance. Raises TimeoutError
+    after a minute.
     """
     servers = [await _start(triton, "127.0.0.1:0") for triton in tritons]
     addresses = [f"127.0.0.1:{server.port}" for server in servers]
@@ -163,7 +164,8 @@ async def fleet(
     app = make_app(GatewaySettings(), FleetBackend(members), None, models=models, metrics=metrics)
     watch = asyncio.ensure_future(members.watch() if watching else asyncio.sleep(0))
     try:
-        yield Fleet(app, members, models, list(tritons), servers, addresses)
+        async with asyncio.timeout(60):
+            yield Fleet(app, members, models, list(tritons), servers, addresses)
     finally:
         watch.cancel()
         for triton in tritons:

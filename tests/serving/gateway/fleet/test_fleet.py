@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 import pytest
@@ -30,48 +30,34 @@ EMBEDDING = {"model": "embeds", "input": "abc"}
 TOKENS = 4  # about as many as it has
 
 
-def run_fleet(
-    scenario: Callable[[Fleet], Awaitable[None]], *tritons: FleetTriton, now: Callable[[], float] = lambda: 0.0
-) -> None:
-    async def run() -> None:
-        async with asyncio.timeout(60), fleet(*tritons, now=now) as running:
-            await scenario(running)
-
-    asyncio.run(run())
-
-
 async def embed(running: Fleet, text: str = "abc") -> Answer:
     return await ask(running.app, "/v1/embeddings", {**EMBEDDING, "input": text})
 
 
-def test_every_server_of_a_list_answers() -> None:
+async def test_every_server_of_a_list_answers() -> None:
     """Regression: a list was passed to gRPC as one name, and every request failed."""
-
-    async def scenario(running: Fleet) -> None:
+    async with fleet(FleetTriton(), FleetTriton()) as running:
         answers = [await embed(running) for _ in range(40)]
         assert {answer.status for answer in answers} == {200}
         counts = [len(triton.answered) for triton in running.tritons]
         assert sum(counts) == 40
         assert min(counts) > 5, "chance decides between idle servers"
 
-    run_fleet(scenario, FleetTriton(), FleetTriton())
 
-
-def test_models_of_all_servers_are_listed() -> None:
-    async def scenario(running: Fleet) -> None:
+async def test_models_of_all_servers_are_listed() -> None:
+    async with fleet(
+        FleetTriton({"embeds": ("1",), "writes": ("1",)}), FleetTriton({"ranks": ("1",), "writes": ("1",)})
+    ) as running:
         models = (await ask(running.app, "/v1/models")).json["data"]
         assert [model["id"] for model in models] == ["embeds", "ranks", "writes"]
         assert (await embed(running)).status == 200
         assert running.tritons[1].requests == []
         assert (await ask(running.app, "/v1/models/none")).status == 404
 
-    run_fleet(
-        scenario, FleetTriton({"embeds": ("1",), "writes": ("1",)}), FleetTriton({"ranks": ("1",), "writes": ("1",)})
-    )
 
+async def test_requests_avoid_a_slow_server() -> None:
+    async with fleet(FleetTriton(delay_s=0.1), FleetTriton(delay_s=0.01), now=time.monotonic) as running:
 
-def test_requests_avoid_a_slow_server() -> None:
-    async def scenario(running: Fleet) -> None:
         async def client() -> None:
             for _ in range(10):
                 assert (await embed(running)).status == 200
@@ -80,13 +66,10 @@ def test_requests_avoid_a_slow_server() -> None:
         slow, fast = (len(triton.answered) for triton in running.tritons)
         assert slow < fast / 2, (slow, fast)
 
-    run_fleet(scenario, FleetTriton(delay_s=0.1), FleetTriton(delay_s=0.01), now=time.monotonic)
 
-
-def test_killed_server_fails_no_request() -> None:
+async def test_killed_server_fails_no_request() -> None:
     """Its running requests are sent to another server, and it gets no more until it has passed a check."""
-
-    async def scenario(running: Fleet) -> None:
+    async with fleet(FleetTriton(), FleetTriton(), now=time.monotonic) as running:
         running.tritons[0].open.clear()
         asking = [asyncio.ensure_future(embed(running)) for _ in range(30)]
         while not running.tritons[0].requests or len(running.tritons[1].answered) < 10:
@@ -109,8 +92,6 @@ def test_killed_server_fails_no_request() -> None:
         assert f'server_ejections_total{{server="{running.addresses[0]}"}} 1.0' in text
         assert f'server_requests{{server="{running.addresses[0]}"}} 0.0' in text
 
-    run_fleet(scenario, FleetTriton(), FleetTriton(), now=time.monotonic)
-
 
 def hedging(running: Fleet, after_s: float) -> FleetBackend:
     """Let requests of the first server go to another one `after_s` later."""
@@ -124,8 +105,8 @@ def hedging(running: Fleet, after_s: float) -> FleetBackend:
     return backend
 
 
-def test_request_that_takes_long_is_sent_to_a_second_server() -> None:
-    async def scenario(running: Fleet) -> None:
+async def test_request_that_takes_long_is_sent_to_a_second_server() -> None:
+    async with fleet(FleetTriton(), FleetTriton(), now=time.monotonic) as running:
         (slow, other), (name, _) = running.tritons, running.addresses
         backend = hedging(running, 0.01)
         slow.open.clear()
@@ -146,13 +127,10 @@ def test_request_that_takes_long_is_sent_to_a_second_server() -> None:
         assert (await stream).events[-1] == "[DONE]"
         assert len(other.answered) == seen + 1, "neither without a budget nor for streams"
 
-    run_fleet(scenario, FleetTriton(), FleetTriton(), now=time.monotonic)
 
-
-def test_server_that_loses_to_a_second_one_counts_as_slow() -> None:
+async def test_server_that_loses_to_a_second_one_counts_as_slow() -> None:
     """Regression: its call was cancelled before it was timed, so it kept getting requests."""
-
-    async def scenario(running: Fleet) -> None:
+    async with fleet(FleetTriton(), FleetTriton(), now=time.monotonic) as running:
         hedging(running, 0.0)
         for _ in range(20):
             running.members.usual_paces.ratio("embeds", ("1", False), TOKENS, 1e-6)
@@ -160,13 +138,10 @@ def test_server_that_loses_to_a_second_one_counts_as_slow() -> None:
         assert (await embed(running)).status == 200
         assert running.members.servers[running.addresses[0]].slowness > 1
 
-    run_fleet(scenario, FleetTriton(), FleetTriton(), now=time.monotonic)
 
-
-def test_failures_are_no_answers_to_hedge_by() -> None:
+async def test_failures_are_no_answers_to_hedge_by() -> None:
     """Regression: after requests that failed at once, all others took unusually long."""
-
-    async def scenario(running: Fleet) -> None:
+    async with fleet(FleetTriton(), FleetTriton()) as running:
         hedging(running, 1.0)
         times = running.members.answer_times
         assert times is not None
@@ -176,13 +151,10 @@ def test_failures_are_no_answers_to_hedge_by() -> None:
             assert (await embed(running)).status == 500
         assert times.hedge_after_s("embeds", TOKENS) == 1.0
 
-    run_fleet(scenario, FleetTriton(), FleetTriton())
 
-
-def test_second_server_answers_in_the_same_version() -> None:
+async def test_second_server_answers_in_the_same_version() -> None:
     """Regression: it was asked for another version, which a fleet that is updated does not serve yet."""
-
-    async def scenario(running: Fleet) -> None:
+    async with fleet(FleetTriton({"embeds": ("2",)}), FleetTriton({"embeds": ("1",)})) as running:
         hedging(running, 0.0)
         slow, other = running.tritons
         slow.open.clear()
@@ -192,13 +164,10 @@ def test_second_server_answers_in_the_same_version() -> None:
         assert (await asking).status == 200
         assert not other.requests
 
-    run_fleet(scenario, FleetTriton({"embeds": ("2",)}), FleetTriton({"embeds": ("1",)}))
 
-
-def test_second_server_is_none_that_just_failed() -> None:
+async def test_second_server_is_none_that_just_failed() -> None:
     """Regression: a retry that took long was sent to the server that had failed to answer the same request."""
-
-    async def scenario(running: Fleet) -> None:
+    async with fleet(FleetTriton(), FleetTriton()) as running:
         hedging(running, 0.05)
         failing, slow = running.tritons
         failing.error = ApiError(503, "Socket closed")
@@ -210,13 +179,10 @@ def test_second_server_is_none_that_just_failed() -> None:
         assert (await asking).status == 200
         assert len(failing.requests) == 1
 
-    run_fleet(scenario, FleetTriton(), FleetTriton())
 
-
-def test_retry_goes_to_no_server_that_the_second_request_was_sent_to() -> None:
+async def test_retry_goes_to_no_server_that_the_second_request_was_sent_to() -> None:
     """Regression: if the first server failed after that, the retry could be sent to the second one once more."""
-
-    async def scenario(running: Fleet) -> None:
+    async with fleet(FleetTriton(), FleetTriton(), FleetTriton()) as running:
         hedging(running, 0.0)
         first, second, third = running.tritons
         running.members.servers[running.addresses[2]].work += 1_000_000  # so that it is chosen last
@@ -231,11 +197,9 @@ def test_retry_goes_to_no_server_that_the_second_request_was_sent_to() -> None:
         assert (await asking).status == 200
         assert [len(triton.requests) for triton in (first, second, third)] == [1, 1, 1]
 
-    run_fleet(scenario, FleetTriton(), FleetTriton(), FleetTriton())
 
-
-def test_stream_moves_before_its_first_piece_only() -> None:
-    async def scenario(running: Fleet) -> None:
+async def test_stream_moves_before_its_first_piece_only() -> None:
+    async with fleet(FleetTriton(), FleetTriton()) as running:
         broken, other = running.tritons
         running.members.servers[running.addresses[1]].work += 1000  # so that the other one is chosen
         broken.broken_after = 0
@@ -247,17 +211,15 @@ def test_stream_moves_before_its_first_piece_only() -> None:
         assert answer.events[-1]["error"]["code"] == "unavailable"
         assert len(other.answered) == 1
 
-    run_fleet(scenario, FleetTriton(), FleetTriton())
 
-
-def test_work_of_a_server_loses_the_tokens_of_each_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_work_of_a_server_loses_the_tokens_of_each_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression: a piece counted as one token, also one that had those of a whole step."""
 
     async def pieces(*_: object) -> AsyncIterator[dict[str, Output]]:
         for text in ("a", "museum in the north ", "b" * 1000):
             yield {"text_output": Output("BYTES", (1,), LENGTH.pack(len(text)) + text.encode())}
 
-    async def scenario(running: Fleet) -> None:
+    async with fleet(FleetTriton()) as running:
         (triton,), (server,) = running.tritons, running.members.servers.values()
         monkeypatch.setattr(triton.fake, "stream", pieces)
         request = service_pb2.ModelInferRequest(model_name="writes")
@@ -265,39 +227,31 @@ def test_work_of_a_server_loses_the_tokens_of_each_piece(monkeypatch: pytest.Mon
         async with aclosing(FleetBackend(running.members).stream(request)) as answers:
             assert [server.work async for _ in answers] == [99, 94, 0]
 
-    run_fleet(scenario, FleetTriton())
-
 
 @pytest.mark.parametrize(
     ("error", "status"),
     [(ApiError(429, "Exceeds maximum queue size"), 200), (ApiError(500, "it is broken"), 500)],
 )
-def test_only_failures_of_a_server_are_sent_to_another(error: ApiError, status: int) -> None:
+async def test_only_failures_of_a_server_are_sent_to_another(error: ApiError, status: int) -> None:
     """A full queue is retried, an error of the model is not: it may be the request's fault."""
-
-    async def scenario(running: Fleet) -> None:
+    async with fleet(FleetTriton(), FleetTriton()) as running:
         running.members.servers[running.addresses[1]].work += 1000
         running.tritons[0].error = error
         assert (await embed(running)).status == status
         assert len(running.tritons[1].answered) == (status == 200)
 
-    run_fleet(scenario, FleetTriton(), FleetTriton())
 
-
-def test_full_server_does_not_attract_requests() -> None:
+async def test_full_server_does_not_attract_requests() -> None:
     """Regression: it refused at once, so it had the least work of all, until the retries were used up."""
-
-    async def scenario(running: Fleet) -> None:
+    async with fleet(FleetTriton(), FleetTriton()) as running:
         running.tritons[0].error = ApiError(429, "Exceeds maximum queue size")
         statuses = Counter([(await embed(running)).status for _ in range(400)])
         assert statuses == {200: 400}
         assert len(running.tritons[0].requests) < 5
 
-    run_fleet(scenario, FleetTriton(), FleetTriton())
 
-
-def test_retries_stop_at_the_budget() -> None:
-    async def scenario(running: Fleet) -> None:
+async def test_retries_stop_at_the_budget() -> None:
+    async with fleet(FleetTriton(), FleetTriton()) as running:
         for triton in running.tritons:
             triton.error = ApiError(429, "Exceeds maximum queue size")
         answers = [await embed(running) for _ in range(200)]
@@ -305,13 +259,10 @@ def test_retries_stop_at_the_budget() -> None:
         sent = sum(len(triton.requests) for triton in running.tritons)
         assert sent == 200 + 100 + 40 - 1, "the reserve, and a fifth of the requests, of which the first found it full"
 
-    run_fleet(scenario, FleetTriton(), FleetTriton())
 
-
-def test_model_that_fails_on_one_server_is_asked_elsewhere() -> None:
+async def test_model_that_fails_on_one_server_is_asked_elsewhere() -> None:
     """Regression: an answer that was late by chance made the other server slow, and the failures came late too."""
-
-    async def scenario(running: Fleet) -> None:
+    async with fleet(FleetTriton(), FleetTriton()) as running:
         for _ in range(20):
             assert (await embed(running)).status == 200
         running.tritons[0].error = ApiError(500, "it is broken")
@@ -319,36 +270,27 @@ def test_model_that_fails_on_one_server_is_asked_elsewhere() -> None:
         assert statuses[500] == 3
         assert (await ask(running.app, "/predict", {"inputs": "a"})).status in (200, 500), "other models are asked"
 
-    run_fleet(scenario, FleetTriton(), FleetTriton())
 
-
-def test_server_that_never_answered_does_not_attract_requests() -> None:
+async def test_server_that_never_answered_does_not_attract_requests() -> None:
     """Regression: a new server whose model fails at once was never ejected, and had the least work of all."""
-
-    async def scenario(running: Fleet) -> None:
+    async with fleet(FleetTriton(), FleetTriton()) as running:
         running.tritons[0].error = ApiError(500, "CUDA error: out of memory")
         statuses = Counter([(await embed(running)).status for _ in range(40)])
         assert statuses[500] <= 3
 
-    run_fleet(scenario, FleetTriton(), FleetTriton())
 
-
-def test_request_is_sent_to_three_servers_at_most() -> None:
+async def test_request_is_sent_to_three_servers_at_most() -> None:
     """Regression: a request that ends the process of its model ended it on every server, one after another."""
-
-    async def scenario(running: Fleet) -> None:
+    async with fleet(*(FleetTriton() for _ in range(5))) as running:
         for triton in running.tritons:
             triton.error = ApiError(503, "Stub process is not healthy")
         assert (await embed(running)).status == 503
         assert sum(len(triton.requests) for triton in running.tritons) == MAX_ATTEMPTS
 
-    run_fleet(scenario, *(FleetTriton() for _ in range(5)))
 
-
-def test_request_is_not_sent_to_a_server_that_left_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_request_is_not_sent_to_a_server_that_left_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression: its connection was closed, so that the retry failed with 500."""
-
-    async def scenario(running: Fleet) -> None:
+    async with fleet(FleetTriton(), FleetTriton()) as running:
         first, second = running.addresses
         running.members.servers[second].work += 1000
         running.tritons[0].open.clear()
@@ -367,11 +309,9 @@ def test_request_is_not_sent_to_a_server_that_left_meanwhile(monkeypatch: pytest
         assert answer.status == 503
         assert answer.error["code"] == "unavailable"
 
-    run_fleet(scenario, FleetTriton(), FleetTriton())
 
-
-def test_draining_server_finishes_its_requests() -> None:
-    async def scenario(running: Fleet) -> None:
+async def test_draining_server_finishes_its_requests() -> None:
+    async with fleet(FleetTriton(), FleetTriton()) as running:
         first, second = running.tritons
         first.open.clear()
         asking = asyncio.gather(*(embed(running) for _ in range(6)))
@@ -392,11 +332,9 @@ def test_draining_server_finishes_its_requests() -> None:
         assert refused.status == 503
         assert f"{running.addresses[0]} (not ready)" in refused.error["message"]
 
-    run_fleet(scenario, FleetTriton(), FleetTriton())
 
-
-def test_address_that_disappears_is_drained_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(running: Fleet) -> None:
+async def test_address_that_disappears_is_drained_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with fleet(FleetTriton(), FleetTriton()) as running:
         addresses = list(running.addresses)
 
         async def resolve(target: Target) -> list[str]:
@@ -420,13 +358,10 @@ def test_address_that_disappears_is_drained_and_removed(monkeypatch: pytest.Monk
         await asyncio.gather(*(embed(running) for _ in range(20)))
         assert len(running.members.accepting()) == 2
 
-    run_fleet(scenario, FleetTriton(), FleetTriton())
 
-
-def test_fleet_answers_with_one_version_during_a_rollout() -> None:
+async def test_fleet_answers_with_one_version_during_a_rollout() -> None:
     """Answer with the version that most servers have, and with the new one once as many have it."""
-
-    async def scenario(running: Fleet) -> None:
+    async with fleet(*(FleetTriton({"embeds": ("1",)}) for _ in range(4))) as running:
         versions: list[set[str]] = []
         for number in range(3):
             await running.members.check()
@@ -437,22 +372,18 @@ def test_fleet_answers_with_one_version_during_a_rollout() -> None:
             running.tritons[number].versions["embeds"] = ("2",)
         assert versions == [{"1"}, {"1"}, {"2"}]
 
-    run_fleet(scenario, *(FleetTriton({"embeds": ("1",)}) for _ in range(4)))
 
-
-def test_version_that_is_gone_is_replaced_before_the_answer() -> None:
+async def test_version_that_is_gone_is_replaced_before_the_answer() -> None:
     """A rollout loses nothing, although what the gateway knows is a second old."""
-
-    async def scenario(running: Fleet) -> None:
+    async with fleet(*(FleetTriton({"embeds": ("1",)}) for _ in range(2))) as running:
         running.tritons[0].versions["embeds"] = ("2",)
         answers = [await embed(running) for _ in range(10)]
         assert {answer.status for answer in answers} == {200}
 
-    run_fleet(scenario, *(FleetTriton({"embeds": ("1",)}) for _ in range(2)))
 
-
-def test_prompts_that_begin_alike_go_to_one_server() -> None:
-    async def scenario(running: Fleet) -> None:
+async def test_prompts_that_begin_alike_go_to_one_server() -> None:
+    used: set[int] = set()
+    async with fleet(FleetTriton(), FleetTriton(), FleetTriton()) as running:
         for topic in range(8):
             opening = f"{topic} " * 200
             for turn in range(3):
@@ -465,14 +396,11 @@ def test_prompts_that_begin_alike_go_to_one_server() -> None:
                 triton.answered.clear()
         assert len(used) > 1, "other conversations go elsewhere"
 
-    used: set[int] = set()
-    run_fleet(scenario, FleetTriton(), FleetTriton(), FleetTriton())
 
-
-def test_candidate_has_to_be_loaded_on_every_server() -> None:
+async def test_candidate_has_to_be_loaded_on_every_server() -> None:
     """Otherwise a few servers would answer the share of all."""
-
-    async def scenario(running: Fleet) -> None:
+    versions = {"embeds": ("1",), "embeds_next": ("2",)}
+    async with fleet(*(FleetTriton(versions, candidates={"embeds_next": "embeds"}) for _ in range(2))) as running:
         models = FleetCatalogue(running.members)
         await models.require_candidate("embeds_next", "embeds")
         running.tritons[1].versions.pop("embeds_next")
@@ -481,6 +409,3 @@ def test_candidate_has_to_be_loaded_on_every_server() -> None:
             await models.require_candidate("embeds_next", "embeds")
         assert refused.value.status == 409
         assert running.addresses[1] in refused.value.message
-
-    versions = {"embeds": ("1",), "embeds_next": ("2",)}
-    run_fleet(scenario, *(FleetTriton(versions, candidates={"embeds_next": "embeds"}) for _ in range(2)))

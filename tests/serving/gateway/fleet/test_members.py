@@ -20,8 +20,8 @@ from builder.serving.gateway.fleet.members import FleetMembers
 from builder.serving.gateway.fleet.metrics import FleetMetrics
 from builder.serving.gateway.fleet.targets import AddressFile, DnsName, Target
 from tests.serving.gateway.asgi import ask
-from tests.serving.gateway.fleet.servers import Fleet, FleetTriton
-from tests.serving.gateway.fleet.test_fleet import embed, run_fleet
+from tests.serving.gateway.fleet.servers import FleetTriton, fleet
+from tests.serving.gateway.fleet.test_fleet import embed
 
 NAME = DnsName("tritons", 8001)
 
@@ -30,7 +30,7 @@ def _members(*targets: Target) -> FleetMembers:
     return FleetMembers(targets, FleetMetrics(CollectorRegistry()))
 
 
-def test_name_that_is_not_resolved_leaves_the_other_targets(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_name_that_is_not_resolved_leaves_the_other_targets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression: one unknown name hid every other address at the start, and froze them later."""
     found: dict[Target, Sequence[str] | OSError] = {NAME: socket.gaierror("unknown"), "a:1": ["a:1"], "b:1": ["b:1"]}
 
@@ -40,54 +40,47 @@ def test_name_that_is_not_resolved_leaves_the_other_targets(monkeypatch: pytest.
             raise answer
         return answer
 
-    async def scenario() -> None:
-        monkeypatch.setattr(members_module, "resolve", resolve)
-        members = _members("a:1", NAME, "b:1")
-        await members.resolve()
-        assert list(members.servers) == ["a:1", "b:1"]
-        found[NAME] = ["10.0.0.1:8001", "a:1"]
-        await members.resolve()
-        assert set(members.servers) == {"a:1", "b:1", "10.0.0.1:8001"}
-        found[NAME] = socket.gaierror("unknown")
-        await members.resolve()
-        assert not any(server.is_leaving for server in members.servers.values())
-        found[NAME] = ["10.0.0.2:8001"]
-        await members.resolve()
-        assert [server.name for server in members.servers.values() if server.is_leaving] == ["10.0.0.1:8001"]
-        await members.close()
-
-    asyncio.run(scenario())
+    monkeypatch.setattr(members_module, "resolve", resolve)
+    members = _members("a:1", NAME, "b:1")
+    await members.resolve()
+    assert list(members.servers) == ["a:1", "b:1"]
+    found[NAME] = ["10.0.0.1:8001", "a:1"]
+    await members.resolve()
+    assert set(members.servers) == {"a:1", "b:1", "10.0.0.1:8001"}
+    found[NAME] = socket.gaierror("unknown")
+    await members.resolve()
+    assert not any(server.is_leaving for server in members.servers.values())
+    found[NAME] = ["10.0.0.2:8001"]
+    await members.resolve()
+    assert [server.name for server in members.servers.values() if server.is_leaving] == ["10.0.0.1:8001"]
+    await members.close()
 
 
-def test_file_of_addresses_is_followed_and_gets_the_requests(tmp_path: Path) -> None:
+async def test_file_of_addresses_is_followed_and_gets_the_requests(tmp_path: Path) -> None:
     file = AddressFile(tmp_path / "tritons")
-
-    async def scenario() -> None:
-        members = _members(file)
-        file.write(["127.0.0.1:1", "127.0.0.1:2"])
-        assert file.take_requests() is None
+    members = _members(file)
+    file.write(["127.0.0.1:1", "127.0.0.1:2"])
+    assert file.take_requests() is None
+    await members.update()
+    members.servers["127.0.0.1:1"].requests = 1
+    for unreadable in ("b", None):  # a mistake, and no file
+        file.path.write_text(unreadable) if unreadable else file.path.unlink()
         await members.update()
-        members.servers["127.0.0.1:1"].requests = 1
-        for unreadable in ("b", None):  # a mistake, and no file
-            file.path.write_text(unreadable) if unreadable else file.path.unlink()
-            await members.update()
-        assert file.take_requests() == {"127.0.0.1:1": 1, "127.0.0.1:2": 0}
-        assert file.take_requests() is None, "they are from before"
-        file.write([])
-        await members.update()
-        assert file.take_requests() == {"127.0.0.1:1": 1}, "it drains"
-        members.servers["127.0.0.1:1"].requests = 0
-        await members.update()
-        assert file.take_requests() == {}
-        await members.close()
-
-    asyncio.run(scenario())
+    assert file.take_requests() == {"127.0.0.1:1": 1, "127.0.0.1:2": 0}
+    assert file.take_requests() is None, "they are from before"
+    file.write([])
+    await members.update()
+    assert file.take_requests() == {"127.0.0.1:1": 1}, "it drains"
+    members.servers["127.0.0.1:1"].requests = 0
+    await members.update()
+    assert file.take_requests() == {}
+    await members.close()
 
 
-def test_slow_resolver_does_not_delay_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_resolver_does_not_delay_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression: a server that died during an outage of the DNS stayed ready until the resolver gave up."""
+    async with fleet(FleetTriton()) as running:
 
-    async def scenario(running: Fleet) -> None:
         async def resolve(target: Target) -> Sequence[str]:
             await asyncio.sleep(60)
             return []
@@ -103,50 +96,41 @@ def test_slow_resolver_does_not_delay_checks(monkeypatch: pytest.MonkeyPatch) ->
                 await asyncio.sleep(0.01)
         watching.cancel()
 
-    run_fleet(scenario, FleetTriton())
 
-
-def test_watch_survives_a_defect(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+async def test_watch_survives_a_defect(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Regression: an unexpected error ended the checks without a word, and the fleet was frozen as it was."""
+    checks = 0
 
-    async def scenario(running: Fleet) -> None:
-        checks = 0
+    async def check() -> None:
+        nonlocal checks
+        checks += 1
+        raise KeyError("a defect")
 
-        async def check() -> None:
-            nonlocal checks
-            checks += 1
-            raise KeyError("a defect")
-
+    async with fleet(FleetTriton()) as running:
         monkeypatch.setattr(members_module, "CHECK_INTERVAL_S", 0.01)
         monkeypatch.setattr(running.members, "check", check)
         watching = asyncio.ensure_future(running.members.watch())
-        async with asyncio.timeout(5):
-            while checks < 3:
-                await asyncio.sleep(0.01)
-        watching.cancel()
-
-    with caplog.at_level(logging.CRITICAL):
-        run_fleet(scenario, FleetTriton())
+        with caplog.at_level(logging.CRITICAL):
+            async with asyncio.timeout(5):
+                while checks < 3:
+                    await asyncio.sleep(0.01)
+            watching.cancel()
 
 
-def test_server_that_hangs_does_not_delay_the_catalogue(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_server_that_hangs_does_not_delay_the_catalogue(monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression: one server that accepted a call and did not answer it held the list of models for 30 s."""
     monkeypatch.setattr(fleet_server, "CHECK_TIMEOUT_S", 0.3)
-
-    async def scenario(running: Fleet) -> None:
+    async with fleet(FleetTriton(), FleetTriton()) as running:
         running.tritons[0].responds.clear()
         async with asyncio.timeout(10):
             models = (await ask(running.app, "/v1/models")).json["data"]
         assert {"embeds", "ranks", "writes"} <= {model["id"] for model in models}
 
-    run_fleet(scenario, FleetTriton(), FleetTriton())
 
-
-def test_server_whose_index_hangs_does_not_become_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_server_whose_index_hangs_does_not_become_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression: it was ready from each answer to the readiness check until the timeout of its index."""
     monkeypatch.setattr(fleet_server, "CHECK_TIMEOUT_S", 0.2)
-
-    async def scenario(running: Fleet) -> None:
+    async with fleet(FleetTriton()) as running:
         (server,) = running.members.servers.values()
         running.tritons[0].responds.clear()
         for _ in range(fleet_server.MISSED_CHECKS):
@@ -160,13 +144,10 @@ def test_server_whose_index_hangs_does_not_become_ready(monkeypatch: pytest.Monk
         await running.members.check()
         assert server.is_ready
 
-    run_fleet(scenario, FleetTriton())
 
-
-def test_model_whose_only_server_is_away_is_unavailable() -> None:
+async def test_model_whose_only_server_is_away_is_unavailable() -> None:
     """Regression: 404 said that the model does not exist, which clients take for final."""
-
-    async def scenario(running: Fleet) -> None:
+    async with fleet(FleetTriton({"embeds": ("1",)}), FleetTriton({"ranks": ("1",)})) as running:
         assert (await embed(running)).status == 200
         running.tritons[0].is_ready = False
         await running.members.check()
@@ -175,13 +156,10 @@ def test_model_whose_only_server_is_away_is_unavailable() -> None:
         assert (await embed(running)).status == 503
         assert (await ask(running.app, "/v1/embeddings", {"model": "none", "input": "a"})).status == 404
 
-    run_fleet(scenario, FleetTriton({"embeds": ("1",)}), FleetTriton({"ranks": ("1",)}))
 
-
-def test_drained_server_is_closed_without_delaying_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_drained_server_is_closed_without_delaying_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression: calls of a server that left, whose clients had disconnected, held all checks for up to 10 s."""
-
-    async def scenario(running: Fleet) -> None:
+    async with fleet(FleetTriton(), FleetTriton()) as running:
         server = running.members.servers[running.addresses[0]]
         closed, may_close = asyncio.Event(), asyncio.Event()
 
@@ -202,18 +180,13 @@ def test_drained_server_is_closed_without_delaying_checks(monkeypatch: pytest.Mo
         async with asyncio.timeout(5):
             await closed.wait()
 
-    run_fleet(scenario, FleetTriton(), FleetTriton())
 
-
-def test_connection_ends_when_its_machine_is_gone() -> None:
+async def test_connection_ends_when_its_machine_is_gone() -> None:
     """Regression: a request on a machine that vanished was neither answered nor sent to another server."""
-
-    async def scenario(running: Fleet) -> None:
+    async with fleet(FleetTriton()) as running:
         assert (await embed(running)).status == 200
         port = int(running.addresses[0].rpartition(":")[2])
         assert _user_timeouts_ms(port) == [20_000]
-
-    run_fleet(scenario, FleetTriton())
 
 
 def _user_timeouts_ms(port: int) -> list[int]:
@@ -226,11 +199,10 @@ def _user_timeouts_ms(port: int) -> list[int]:
     return found
 
 
-def test_hanging_server_does_not_delay_the_checks_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hanging_server_does_not_delay_the_checks_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression: the next checks of all servers waited until the one that hangs had missed its own."""
     monkeypatch.setattr(members_module, "CHECK_INTERVAL_S", 0.05)
-
-    async def scenario(running: Fleet) -> None:
+    async with fleet(FleetTriton(), FleetTriton()) as running:
         hanging, other = running.tritons
         hanging.responds.clear()
         watching = asyncio.ensure_future(running.members.watch())
@@ -242,5 +214,3 @@ def test_hanging_server_does_not_delay_the_checks_of_others(monkeypatch: pytest.
         assert time.monotonic() - begun < fleet_server.CHECK_TIMEOUT_S / 2
         assert running.members.servers[running.addresses[0]].missed_checks == 0, "its first check still runs"
         watching.cancel()
-
-    run_fleet(scenario, FleetTriton(), FleetTriton())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,21 +29,10 @@ ADDRESSES = [f"10.0.0.{number}:8001" for number in range(3)]
 NAMES = [f"embeds-{letter}" for letter in "abcdefgh"]
 
 
-def run(fleet: OnDemandFleet, scenario: Callable[[], Awaitable[None]]) -> None:
-    async def started() -> None:
-        async with asyncio.timeout(60):
-            await fleet.start()
-            await scenario()
-            await fleet.members.close()
-
-    asyncio.run(started())
-
-
-def test_models_are_spread_over_the_memory_of_all_servers(tmp_path: Path) -> None:
+async def test_models_are_spread_over_the_memory_of_all_servers(tmp_path: Path) -> None:
     make_models(tmp_path, *NAMES[:6])
     fleet = OnDemandFleet(tmp_path, ADDRESSES)
-
-    async def scenario() -> None:
+    async with fleet.started():
         assert len((await ask(fleet.app, "/v1/models")).json["data"]) == 6
         for name in NAMES[:6] * 2:
             assert (await fleet.embed(name)).status == 200
@@ -55,14 +43,11 @@ def test_models_are_spread_over_the_memory_of_all_servers(tmp_path: Path) -> Non
         text = (await ask(fleet.app, "/metrics")).pieces[0].decode()
         assert "build_repo_gateway_resident_models 6.0" in text
 
-    run(fleet, scenario)
 
-
-def test_more_models_than_memory_evict_the_longest_idle(tmp_path: Path) -> None:
+async def test_more_models_than_memory_evict_the_longest_idle(tmp_path: Path) -> None:
     make_models(tmp_path, *NAMES)
     fleet = OnDemandFleet(tmp_path, ADDRESSES)
-
-    async def scenario() -> None:
+    async with fleet.started():
         for name in NAMES[:6]:
             await fleet.embed(name)
         for name in (*NAMES[2:6], "embeds-g", "embeds-h"):
@@ -70,26 +55,20 @@ def test_more_models_than_memory_evict_the_longest_idle(tmp_path: Path) -> None:
         await until(lambda: sum(len(triton.unloads) for triton in fleet.tritons.values()) == 2)
         assert sorted(name for triton in fleet.tritons.values() for name in triton.unloads) == NAMES[:2]
 
-    run(fleet, scenario)
 
-
-def test_requests_for_one_cold_model_load_it_once(tmp_path: Path) -> None:
+async def test_requests_for_one_cold_model_load_it_once(tmp_path: Path) -> None:
     make_models(tmp_path, *NAMES[:2])
     fleet = OnDemandFleet(tmp_path, ADDRESSES)
-
-    async def scenario() -> None:
+    async with fleet.started():
         answers = await asyncio.gather(*(fleet.embed(name) for name in NAMES[:2] * 20))
         assert {answer.status for answer in answers} == {200}
         assert sorted(name for triton in fleet.tritons.values() for name in triton.loads) == NAMES[:2]
 
-    run(fleet, scenario)
 
-
-def test_models_of_a_dead_server_are_loaded_elsewhere(tmp_path: Path) -> None:
+async def test_models_of_a_dead_server_are_loaded_elsewhere(tmp_path: Path) -> None:
     make_models(tmp_path, *NAMES[:3])
     fleet = OnDemandFleet(tmp_path, ADDRESSES)
-
-    async def scenario() -> None:
+    async with fleet.started():
         for name in NAMES[:3]:
             await fleet.embed(name)
         await fleet.members.check()
@@ -99,14 +78,11 @@ def test_models_of_a_dead_server_are_loaded_elsewhere(tmp_path: Path) -> None:
             assert (await fleet.embed(name)).status == 200
         assert set(fleet.servers_with("embeds-a")) > {dead}
 
-    run(fleet, scenario)
 
-
-def test_model_that_loads_nowhere_is_tried_on_three_servers(tmp_path: Path) -> None:
+async def test_model_that_loads_nowhere_is_tried_on_three_servers(tmp_path: Path) -> None:
     make_models(tmp_path, "embeds-a", "embeds-b")
     fleet = OnDemandFleet(tmp_path, [f"10.0.1.{number}:8001" for number in range(6)])
-
-    async def scenario() -> None:
+    async with fleet.started():
         for triton in fleet.tritons.values():
             triton.broken["embeds-a"] = "no such engine"
         for _ in range(5):
@@ -115,29 +91,25 @@ def test_model_that_loads_nowhere_is_tried_on_three_servers(tmp_path: Path) -> N
         assert sum(bool(triton.tried) for triton in fleet.tritons.values()) == 3
         assert (await fleet.embed("embeds-b")).status == 200
 
-    run(fleet, scenario)
 
-
-def test_model_that_fails_on_one_server_loads_on_another(tmp_path: Path) -> None:
+async def test_model_that_fails_on_one_server_loads_on_another(tmp_path: Path) -> None:
     make_models(tmp_path, "embeds-a")
     fleet = OnDemandFleet(tmp_path, ADDRESSES)
-
-    async def scenario() -> None:
+    async with fleet.started():
         first = ranked("embeds-a", list(fleet.members.servers.values()))[0]
         fleet.tritons[first.name].broken["embeds-a"] = "disk full"
         for _ in range(5):
             assert (await fleet.embed("embeds-a")).status == 200
         assert fleet.tritons[first.name].tried == ["embeds-a"]
 
-    run(fleet, scenario)
 
-
-def test_full_server_gets_help_from_a_copy_that_goes_when_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_full_server_gets_help_from_a_copy_that_goes_when_idle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(on_demand, "IDLE_COPIES_INTERVAL_S", 0.01)
     make_models(tmp_path, "embeds-a")
     fleet = OnDemandFleet(tmp_path, ADDRESSES)
-
-    async def scenario() -> None:
+    async with fleet.started():
         await fleet.embed("embeds-a")
         (full,) = fleet.servers_with("embeds-a")
         await fleet.members.check()
@@ -156,15 +128,12 @@ def test_full_server_gets_help_from_a_copy_that_goes_when_idle(tmp_path: Path, m
         watching.cancel()
         assert (await fleet.embed("embeds-a")).status == 200
 
-    run(fleet, scenario)
 
-
-def test_two_full_or_failing_servers_get_help_from_a_third(tmp_path: Path) -> None:
+async def test_two_full_or_failing_servers_get_help_from_a_third(tmp_path: Path) -> None:
     """A popular model is loaded on a third server while one of its two is full and the other one is slow, or away."""
     make_models(tmp_path, "embeds-a")
     fleet = OnDemandFleet(tmp_path, [f"10.0.1.{number}:8001" for number in range(6)])
-
-    async def scenario() -> None:
+    async with fleet.started():
         await fleet.embed("embeds-a")
         for copies in (1, 2, 3):
             holders = fleet.servers_with("embeds-a")
@@ -181,15 +150,12 @@ def test_two_full_or_failing_servers_get_help_from_a_third(tmp_path: Path) -> No
             fleet.tritons[address].is_up = False
         assert (await fleet.embed("embeds-a")).status == 200
 
-    run(fleet, scenario)
 
-
-def test_cold_model_gets_a_copy_for_each_batch_that_waits(tmp_path: Path) -> None:
+async def test_cold_model_gets_a_copy_for_each_batch_that_waits(tmp_path: Path) -> None:
     """Regression: one copy was loaded at a time, and all requests that waited were sent to the first server."""
     make_models(tmp_path, "embeds-a")
     fleet = OnDemandFleet(tmp_path, [f"10.0.1.{number}:8001" for number in range(6)])
-
-    async def scenario() -> None:
+    async with fleet.started():
         may_load = asyncio.Event()
         for triton in fleet.tritons.values():
             triton.may_load = may_load
@@ -202,15 +168,12 @@ def test_cold_model_gets_a_copy_for_each_batch_that_waits(tmp_path: Path) -> Non
         assert len(counts) >= 3
         assert max(counts) <= 6
 
-    run(fleet, scenario)
 
-
-def test_requests_that_wait_move_to_the_server_that_loads_first(tmp_path: Path) -> None:
+async def test_requests_that_wait_move_to_the_server_that_loads_first(tmp_path: Path) -> None:
     """Regression: they waited for the server that was chosen first, however long its load took."""
     make_models(tmp_path, "embeds-a")
     fleet = OnDemandFleet(tmp_path, [f"10.0.1.{number}:8001" for number in range(6)])
-
-    async def scenario() -> None:
+    async with fleet.started():
         first = ranked("embeds-a", list(fleet.members.servers.values()))[0]
         hangs, may_load = asyncio.Event(), asyncio.Event()
         for triton in fleet.tritons.values():
@@ -226,10 +189,10 @@ def test_requests_that_wait_move_to_the_server_that_loads_first(tmp_path: Path) 
         hangs.set()
         await until(lambda: fleet.loaded("embeds-a") > 2)
 
-    run(fleet, scenario)
 
-
-def test_request_does_not_move_back_to_a_server_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_request_does_not_move_back_to_a_server_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Regression: while it waited for a load, it left its place in the queue and took a new one ten times a second."""
     make_models(tmp_path, "embeds-a")
     monkeypatch.setattr(on_demand, "WAIT_CHECK_INTERVAL_S", 0.001)
@@ -238,7 +201,7 @@ def test_request_does_not_move_back_to_a_server_that_failed(tmp_path: Path, monk
     async def fail(*_: object) -> None:
         raise unavailable("Socket closed")
 
-    async def scenario() -> None:
+    async with fleet.started():
         await fleet.embed("embeds-a")
         await fleet.members.check()
         (address,) = fleet.servers_with("embeds-a")
@@ -259,17 +222,14 @@ def test_request_does_not_move_back_to_a_server_that_failed(tmp_path: Path, monk
         assert (await asking).status == 200
         assert [server.name for server in chosen] == [address, other]
 
-    run(fleet, scenario)
 
-
-def test_copy_that_does_not_load_is_logged_and_delays_the_next(
+async def test_copy_that_does_not_load_is_logged_and_delays_the_next(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Regression: its error was dropped, and every request tried again at once."""
     make_models(tmp_path, "embeds-a")
     fleet = OnDemandFleet(tmp_path, ADDRESSES)
-
-    async def scenario() -> None:
+    async with fleet.started():
         await fleet.embed("embeds-a")
         (full,) = fleet.servers_with("embeds-a")
         await fleet.members.check()
@@ -280,10 +240,8 @@ def test_copy_that_does_not_load_is_logged_and_delays_the_next(
         await until(lambda: "disk full" in caplog.text)
         assert "embeds-a" in fleet.backend.copying
 
-    run(fleet, scenario)
 
-
-def test_full_queue_makes_no_other_server_load_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_full_queue_makes_no_other_server_load_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression: two more servers loaded it, and evicted models in use for that."""
     make_models(tmp_path, "embeds-a")
     fleet = OnDemandFleet(tmp_path, ADDRESSES)
@@ -291,7 +249,7 @@ def test_full_queue_makes_no_other_server_load_the_model(tmp_path: Path, monkeyp
     async def refuse(*_: object) -> None:
         raise queue_full("2 requests wait already")
 
-    async def scenario() -> None:
+    async with fleet.started():
         await fleet.embed("embeds-a")
         await fleet.members.check()
         (address,) = fleet.servers_with("embeds-a")
@@ -300,16 +258,13 @@ def test_full_queue_makes_no_other_server_load_the_model(tmp_path: Path, monkeyp
         assert (refused.status, refused.error["code"]) == (429, "queue_full")
         assert fleet.servers_with("embeds-a") == [address]
 
-    run(fleet, scenario)
 
-
-def test_model_whose_memory_is_unknown_is_not_tried_at_every_request(tmp_path: Path) -> None:
+async def test_model_whose_memory_is_unknown_is_not_tried_at_every_request(tmp_path: Path) -> None:
     """Regression: the estimate of its memory failed each time, without a delay and uncounted."""
     make_models(tmp_path, "embeds-a", engine=True)
     (tmp_path / "embeds-a_model" / "config.pbtxt").unlink()
     fleet = OnDemandFleet(tmp_path, ADDRESSES)
-
-    async def scenario() -> None:
+    async with fleet.started():
         for server in fleet.members.servers.values():
             assert isinstance(server, OnDemandServer)
             server.residents.backoff.now = lambda: 0.0
@@ -319,33 +274,25 @@ def test_model_whose_memory_is_unknown_is_not_tried_at_every_request(tmp_path: P
         text = (await ask(fleet.app, "/metrics")).pieces[0].decode()
         assert "build_repo_gateway_model_load_failures_total 3.0" in text
 
-    run(fleet, scenario)
 
-
-def test_gateways_share_servers_without_talking_to_each_other(tmp_path: Path) -> None:
+async def test_gateways_share_servers_without_talking_to_each_other(tmp_path: Path) -> None:
     make_models(tmp_path, *NAMES[:6])
     one = OnDemandFleet(tmp_path, ADDRESSES)
     other = OnDemandFleet(tmp_path, ADDRESSES, tritons=one.tritons)
-
-    async def scenario() -> None:
-        await other.start()
+    async with one.started(), other.started():
         for number, name in enumerate(NAMES[:6] * 2):
             for gateway in (one, other) if number % 2 else (other, one):
                 assert (await gateway.embed(name)).status == 200
                 await one.members.check()
                 await other.members.check()
         assert all(len(one.servers_with(name)) == 1 for name in NAMES[:6])
-        await other.members.close()
-
-    run(one, scenario)
 
 
-def test_failed_copy_sends_its_requests_to_the_first_server(tmp_path: Path) -> None:
+async def test_failed_copy_sends_its_requests_to_the_first_server(tmp_path: Path) -> None:
     """Regression: they failed once the retries were used up, although the first server was about to answer."""
     make_models(tmp_path, "embeds-a")
     fleet = OnDemandFleet(tmp_path, [f"10.0.1.{number}:8001" for number in range(6)])
-
-    async def scenario() -> None:
+    async with fleet.started():
         first, *others = ranked("embeds-a", list(fleet.members.servers.values()))
         may_load, may_fail = asyncio.Event(), asyncio.Event()
         fleet.tritons[first.name].may_load = may_load
@@ -362,16 +309,13 @@ def test_failed_copy_sends_its_requests_to_the_first_server(tmp_path: Path) -> N
         may_load.set()
         assert {answer.status for answer in await asking} == {200}
 
-    run(fleet, scenario)
 
-
-def test_copy_that_failed_is_loaded_on_another_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_copy_that_failed_is_loaded_on_another_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression: the server on which it had failed was chosen again, each time."""
     monkeypatch.setattr(on_demand, "COPY_PAUSE_S", 0.0)
     make_models(tmp_path, "embeds-a")
     fleet = OnDemandFleet(tmp_path, ADDRESSES)
-
-    async def scenario() -> None:
+    async with fleet.started():
         full, failing, other = ranked("embeds-a", list(fleet.members.servers.values()))
         assert (await fleet.embed("embeds-a")).status == 200
         await fleet.members.check()
@@ -383,18 +327,15 @@ def test_copy_that_failed_is_loaded_on_another_server(tmp_path: Path, monkeypatc
             assert fleet.tritons[target.name].tried == ["embeds-a"]
         assert fleet.servers_with("embeds-a") == sorted([full.name, other.name])
 
-    run(fleet, scenario)
 
-
-def test_place_for_a_copy_is_looked_for_once_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_place_for_a_copy_is_looked_for_once_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression: every request looked at all servers again, which takes milliseconds in a large fleet."""
     make_models(tmp_path, "embeds-a")
     fleet = OnDemandFleet(tmp_path, ADDRESSES)
     searches = []
     monkeypatch.setattr(on_demand, "COPY_PAUSE_S", 3600.0)
     monkeypatch.setattr(on_demand, "place_copy", lambda *_: searches.append(1))
-
-    async def scenario() -> None:
+    async with fleet.started():
         await fleet.embed("embeds-a")
         (full,) = fleet.servers_with("embeds-a")
         fleet.members.servers[full].work += 100 * BATCHED_TOKENS
@@ -402,15 +343,12 @@ def test_place_for_a_copy_is_looked_for_once_a_pause(tmp_path: Path, monkeypatch
             assert (await fleet.embed("embeds-a")).status == 200
         assert len(searches) == 1
 
-    run(fleet, scenario)
 
-
-def test_copies_of_two_models_do_not_book_the_same_memory(tmp_path: Path) -> None:
+async def test_copies_of_two_models_do_not_book_the_same_memory(tmp_path: Path) -> None:
     """Regression: both were sent to the same server, if the first one had not begun to load there."""
     make_models(tmp_path, *NAMES)
     fleet = OnDemandFleet(tmp_path, ADDRESSES, room=1)
-
-    async def scenario() -> None:
+    async with fleet.started():
         first, second, free = fleet.members.servers.values()
         for name, server in zip(NAMES, (first, second), strict=False):
             assert isinstance(server, OnDemandServer)
@@ -419,8 +357,6 @@ def test_copies_of_two_models_do_not_book_the_same_memory(tmp_path: Path) -> Non
         for name, server in zip(NAMES, (first, second), strict=False):
             fleet.backend._copy_if_full(name, [server])
         assert fleet.backend.copying == {NAMES[0]: [free], NAMES[1]: [None]}
-
-    run(fleet, scenario)
 
 
 def _copies(folder: Path, *versions: int) -> list[Path]:
@@ -434,14 +370,13 @@ def _copies(folder: Path, *versions: int) -> list[Path]:
     return copies
 
 
-def test_either_version_answers_while_pods_with_a_new_one_replace_the_old(tmp_path: Path) -> None:
+async def test_either_version_answers_while_pods_with_a_new_one_replace_the_old(tmp_path: Path) -> None:
     """Regression: pods that had pulled another version than the gateway refused to load the model."""
     copies = _copies(tmp_path, 2, 3)
     tritons = {address: FleetFakeServer(copy) for address, copy in zip(ADDRESSES, (copies[1], *copies), strict=False)}
     for copy in copies:
         fleet = OnDemandFleet(copy, ADDRESSES, tritons=tritons)
-
-        async def scenario(fleet: OnDemandFleet = fleet) -> None:
+        async with fleet.started():
             assert (await fleet.embed("embeds-a")).status == 200
             holders = fleet.servers_with("embeds-a")
             for address in holders:
@@ -449,24 +384,19 @@ def test_either_version_answers_while_pods_with_a_new_one_replace_the_old(tmp_pa
             assert (await fleet.embed("embeds-a")).status == 200
             for address in holders:
                 tritons[address].is_up = True
-
-        run(fleet, scenario)
     assert {version for triton in tritons.values() for _, version in triton.answered} == {"2", "3"}
     assert max(len(triton.loads) for triton in tritons.values()) == 1
 
 
-def test_version_of_a_copy_with_another_interface_is_refused(tmp_path: Path) -> None:
+async def test_version_of_a_copy_with_another_interface_is_refused(tmp_path: Path) -> None:
     ours, theirs = _copies(tmp_path, 2, 3)
     config = theirs / "embeds-a" / "config.pbtxt"
     config.write_text(config.read_text().replace("TYPE_FP32", "TYPE_FP16"))
     fleet = OnDemandFleet(ours, ADDRESSES, tritons={address: FleetFakeServer(theirs) for address in ADDRESSES})
-
-    async def scenario() -> None:
+    async with fleet.started():
         refused = await fleet.embed("embeds-a")
         assert (refused.status, refused.error["code"]) == (503, "model_failed")
         assert "where version 2 is served" in refused.error["message"]
-
-    run(fleet, scenario)
 
 
 @pytest.mark.parametrize("verify_key", [None, Path("key.pem")])
@@ -481,12 +411,11 @@ def test_gateway_with_a_key_takes_no_version_that_it_cannot_verify(
     assert ("version 3" in caplog.text) == (verify_key is None), "what answers is logged"
 
 
-def test_model_loaded_in_another_version_counts_as_memory(tmp_path: Path) -> None:
+async def test_model_loaded_in_another_version_counts_as_memory(tmp_path: Path) -> None:
     """Regression: a gateway of an earlier rollout counted nothing for what later gateways had loaded."""
     ours, theirs = _copies(tmp_path, 2, 3)
     fleet = OnDemandFleet(ours, ADDRESSES[:1], tritons={ADDRESSES[0]: FleetFakeServer(theirs)})
-
-    async def scenario() -> None:
+    async with fleet.started():
         (server,) = fleet.members.servers.values()
         assert isinstance(server, OnDemandServer)
         fleet.tritons[server.name].loaded["embeds-a"] = "3"
@@ -495,17 +424,14 @@ def test_model_loaded_in_another_version_counts_as_memory(tmp_path: Path) -> Non
         assert (await fleet.embed("embeds-a")).status == 200
         assert not fleet.tritons[server.name].tried
 
-    run(fleet, scenario)
 
-
-def test_new_triton_loads_pinned_models_before_it_takes_requests_for_them(tmp_path: Path) -> None:
+async def test_new_triton_loads_pinned_models_before_it_takes_requests_for_them(tmp_path: Path) -> None:
     make_models(tmp_path, "embeds-a")
     tritons = {address: FleetFakeServer(tmp_path) for address in ADDRESSES[:2]}
     fleet = OnDemandFleet(tmp_path, ADDRESSES[:1], tritons=tritons, pins=("embeds-a",))
     old, new = tritons.values()
     new.may_load = may_load = asyncio.Event()
-
-    async def scenario() -> None:
+    async with fleet.started():
         await until(lambda: bool(old.loads))
         fleet.members.targets = ADDRESSES[:2]
         await fleet.members.update()
@@ -519,17 +445,14 @@ def test_new_triton_loads_pinned_models_before_it_takes_requests_for_them(tmp_pa
         assert (await fleet.embed("embeds-a")).status == 200
         assert new.answered
 
-    run(fleet, scenario)
 
-
-def test_triton_that_leaves_answers_until_others_have_loaded_its_models(tmp_path: Path) -> None:
+async def test_triton_that_leaves_answers_until_others_have_loaded_its_models(tmp_path: Path) -> None:
     """Regression: requests waited for the loads of all its models, which it could have answered meanwhile."""
     make_models(tmp_path, "embeds-a", "embeds-b")
     fleet = OnDemandFleet(tmp_path, ADDRESSES[:1], tritons={name: FleetFakeServer(tmp_path) for name in ADDRESSES[:2]})
     old, new = fleet.tritons.values()
     new.may_load = may_load = asyncio.Event()
-
-    async def scenario() -> None:
+    async with fleet.started():
         for name in ("embeds-a", "embeds-b"):
             await fleet.embed(name)
         await _leave(fleet)
@@ -546,17 +469,14 @@ def test_triton_that_leaves_answers_until_others_have_loaded_its_models(tmp_path
         assert list(fleet.members.servers) == ADDRESSES[1:2]
         assert (await fleet.embed("embeds-b")).status == 200
 
-    run(fleet, scenario)
 
-
-def test_triton_that_leaves_answers_while_loads_of_its_models_fail(tmp_path: Path) -> None:
+async def test_triton_that_leaves_answers_while_loads_of_its_models_fail(tmp_path: Path) -> None:
     """Regression: each request began another load of the model elsewhere, and logged that it failed."""
     make_models(tmp_path, "embeds-a")
     fleet = OnDemandFleet(tmp_path, ADDRESSES[:1], tritons={name: FleetFakeServer(tmp_path) for name in ADDRESSES[:2]})
     new = fleet.tritons[ADDRESSES[1]]
     new.broken["embeds-a"] = "no such file"
-
-    async def scenario() -> None:
+    async with fleet.started():
         await fleet.embed("embeds-a")
         await _leave(fleet)
         assert (await fleet.embed("embeds-a")).status == 200
@@ -565,24 +485,19 @@ def test_triton_that_leaves_answers_while_loads_of_its_models_fail(tmp_path: Pat
             assert (await fleet.embed("embeds-a")).status == 200
             assert len(fleet.backend.copying.get("embeds-a", ())) <= 1
 
-    run(fleet, scenario)
 
-
-def test_triton_that_leaves_loads_no_model_that_another_gateway_unloaded(tmp_path: Path) -> None:
+async def test_triton_that_leaves_loads_no_model_that_another_gateway_unloaded(tmp_path: Path) -> None:
     """Regression: models are not listed while it leaves, so that it seemed to have this one."""
     make_models(tmp_path, "embeds-a")
     fleet = OnDemandFleet(tmp_path, ADDRESSES[:1], tritons={name: FleetFakeServer(tmp_path) for name in ADDRESSES[:2]})
     old, new = fleet.tritons.values()
-
-    async def scenario() -> None:
+    async with fleet.started():
         await fleet.embed("embeds-a")
         leaving = await _leave(fleet)
         await old.unload("embeds-a")
         leaving.residents.remove_unloaded("embeds-a", before=fleet.now + 1)
         assert (await fleet.embed("embeds-a")).status == 200
         assert (old.loads, new.loads) == (["embeds-a"], ["embeds-a"])
-
-    run(fleet, scenario)
 
 
 async def _leave(fleet: OnDemandFleet) -> OnDemandServer:
@@ -595,11 +510,10 @@ async def _leave(fleet: OnDemandFleet) -> OnDemandServer:
     return leaving
 
 
-def test_triton_that_has_stopped_is_forgotten_at_once(tmp_path: Path) -> None:
+async def test_triton_that_has_stopped_is_forgotten_at_once(tmp_path: Path) -> None:
     make_models(tmp_path, "embeds-a")
     fleet = OnDemandFleet(tmp_path, ADDRESSES[:1], tritons={name: FleetFakeServer(tmp_path) for name in ADDRESSES[:2]})
-
-    async def scenario() -> None:
+    async with fleet.started():
         await fleet.embed("embeds-a")
         fleet.tritons[ADDRESSES[0]].is_up = False
         fleet.members.targets, fleet.members.addresses = ADDRESSES[1:2], {}
@@ -608,5 +522,3 @@ def test_triton_that_has_stopped_is_forgotten_at_once(tmp_path: Path) -> None:
             await fleet.members.check()
         assert list(fleet.members.servers) == ADDRESSES[1:2]
         assert (await fleet.embed("embeds-a")).status == 200
-
-    run(fleet, scenario)

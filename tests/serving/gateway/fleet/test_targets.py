@@ -49,19 +49,16 @@ def test_unusable_address_is_refused_by_name(wrong: str) -> None:
     assert repr(wrong) in str(refused.value)
 
 
-def test_name_stands_for_all_of_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run() -> list[str]:
-        loop = asyncio.get_running_loop()
+async def test_name_stands_for_all_of_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
 
-        async def getaddrinfo(host: str, port: int, **options: object) -> list[object]:
-            assert (host, port) == ("tritons", 8001)
-            entries = [(socket.AF_INET6, ("fd00::2", port, 0, 0)), (socket.AF_INET, ("10.0.0.7", port))]
-            return [(family, socket.SOCK_STREAM, 6, "", address) for family, address in [*entries, *entries]]
+    async def getaddrinfo(host: str, port: int, **options: object) -> list[object]:
+        assert (host, port) == ("tritons", 8001)
+        entries = [(socket.AF_INET6, ("fd00::2", port, 0, 0)), (socket.AF_INET, ("10.0.0.7", port))]
+        return [(family, socket.SOCK_STREAM, 6, "", address) for family, address in [*entries, *entries]]
 
-        monkeypatch.setattr(loop, "getaddrinfo", getaddrinfo)
-        return list(await resolve(DnsName("tritons", 8001)))
-
-    assert asyncio.run(run()) == ["10.0.0.7:8001", "[fd00::2]:8001"]
+    monkeypatch.setattr(loop, "getaddrinfo", getaddrinfo)
+    assert list(await resolve(DnsName("tritons", 8001))) == ["10.0.0.7:8001", "[fd00::2]:8001"]
 
 
 def test_file_stands_for_the_addresses_in_it(tmp_path: Path) -> None:
