@@ -8,6 +8,7 @@ REPORT = BuildReport(
     name="front",
     task="feature-extraction",
     triton="24.10",
+    engine="onnxruntime",
     checkpoint={"source": "org/name"},
     versions={"torch": "2"},
     cpu={"model": "a CPU", "flags": []},

@@ -125,6 +125,8 @@ class BuildReport:
     """Task that it serves."""
     triton: str
     """Triton release that it was built for."""
+    engine: str
+    """Engine that runs the model."""
     checkpoint: dict[str, Any]
     """Source, revision, model type and hash of the weights; licence and origin according to its card."""
     versions: dict[str, str]
@@ -165,8 +167,6 @@ class BuildReport:
     """Measure that `threshold` applies to, if that is not `metric`."""
     chosen: str | None = None
     """Name of the variant that is served."""
-    engine: str = "onnxruntime"
-    """Engine that runs the graph."""
     removed: dict[str, dict[str, int]] = field(default_factory=dict)
     """Heads and neurons that were removed, by reason."""
     verified_on: tuple[EngineCheck, ...] = ()
