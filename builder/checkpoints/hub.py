@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import httpx2
-from huggingface_hub import HfApi, ResolvedRevision, constants, get_session
-from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled, RevisionNotFoundError
-from huggingface_hub.file_download import repo_folder_name
+from huggingface_hub import HfApi, ResolvedRevision, constants, get_cached_repo_tree, get_session
+from huggingface_hub.errors import (
+    CachedRepoTreeNotFoundError,
+    HfHubHTTPError,
+    OfflineModeIsEnabled,
+    RevisionNotFoundError,
+)
 
 
 class UnansweredError(Exception):
@@ -40,12 +43,20 @@ def resolve_commit(model: str, revision: str | None) -> ResolvedRevision | Unans
     api = _Api()
     try:
         commit = api.resolve_revision(model, revision=revision)
-        folder = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=model, repo_type="model"))
-        if commit.resolved == revision and not (folder / "trees" / f"{revision}.json").is_file():
+        if commit.resolved == revision and not _is_listed(model, commit):
             api.repo_info(model, revision=revision)
         return commit
     except UnansweredError as error:
         return error
+
+
+def _is_listed(model: str, commit: ResolvedRevision) -> bool:
+    """Return True if the cache lists the files of a commit, so that a download does not ask for them."""
+    try:
+        get_cached_repo_tree(model, revision=commit)
+    except CachedRepoTreeNotFoundError:
+        return False
+    return True
 
 
 def bound_requests() -> None:

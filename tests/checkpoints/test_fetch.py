@@ -143,11 +143,22 @@ def test_fetch_refuses_a_hub_that_disconnects(
         fetch("org/broken", None, weights)
 
 
-@pytest.mark.parametrize("revision", [None, COMMIT])
+@pytest.mark.parametrize(("revision", "listed"), [(None, None), (COMMIT, None), (COMMIT, "{")])
 def test_fetch_waits_once_for_a_hub_that_never_answers(
-    revision: str | None, hub_of: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+    revision: str | None,
+    listed: str | None,
+    hub_of: Callable[[str], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Regression: it was waited for without end; where the commit was given, six times for each fetch."""
+    """Regression: it was waited for without end; where the commit was given, six times for each fetch.
+
+    `listed`: the files of the commit in the cache, as a damaged document.
+    """
+    if listed is not None:
+        trees = tmp_path / "cache" / "models--org--other" / "trees"
+        trees.mkdir(parents=True)
+        (trees / f"{COMMIT}.json").write_text(listed)
     monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 0.1)
     monkeypatch.setattr(time, "sleep", lambda _: None)  # between the library's attempts
     with socket.create_server(("127.0.0.1", 0)) as silent:
