@@ -87,6 +87,11 @@ def score_questions(expected: Sequence[Sequence[str]], predicted: Sequence[str])
     return _named(QUESTION_MEASURES, float(scores["f1"]) / 100, float(scores["exact_match"]) / 100)
 
 
+def mean_scores(scores: Sequence[Scores]) -> Scores:
+    """Return the mean of each measure, such as those of `score_questions`: its scores of many are means of each."""
+    return {name: float(np.mean([one[name] for one in scores])) for name in scores[0]}
+
+
 def score_ranking(relevance: Sequence[Sequence[float]], scores: Sequence[Sequence[float]]) -> Scores:
     """Score the relevance of each document of each query against the score it was given.
 

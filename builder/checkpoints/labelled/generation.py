@@ -22,7 +22,7 @@ from builder.checkpoints.labelled.evaluation import (
     texts_of,
     without,
 )
-from builder.checkpoints.metrics import Scores, score_questions
+from builder.checkpoints.metrics import Scores, mean_scores, score_questions
 from builder.common.errors import SpecError
 
 ANSWER_TOKENS = 128  # of an answer, if its row has no max_tokens
@@ -138,15 +138,11 @@ def prompts(checkpoint: Checkpoint, rows: Sequence[Row], keys: Sequence[str]) ->
         samples.append({**asked, "temperature": 0.0, "max_tokens": ANSWER_TOKENS, **options})
     right = [texts_of(row[answer], answer) for row in rows]
 
-    def items(answers: Sequence[Answer]) -> list[tuple[Sequence[str], str]]:
-        return [(texts, written_text(one)) for texts, one in zip(right, answers, strict=True)]
+    def items(answers: Sequence[Answer]) -> list[Scores]:
+        scores = (score_questions([texts], [written_text(one)]) for texts, one in zip(right, answers, strict=True))
+        return [{name: one[name] for name in OF_ANSWERS} for one in scores]
 
-    return LabelledData("prompts with answers", f"{len(rows)} prompts", samples, items, _score_answers, OF_ANSWERS)
-
-
-def _score_answers(items: Sequence[tuple[Sequence[str], str]]) -> Scores:
-    scores = score_questions(*zip(*items, strict=True))
-    return {name: scores[name] for name in OF_ANSWERS}
+    return LabelledData("prompts with answers", f"{len(rows)} prompts", samples, items, mean_scores, OF_ANSWERS)
 
 
 def by_tokens(checkpoint: Checkpoint) -> Comparison:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.labelled.evaluation import LabelledData, Row, text_of, texts_of, without
-from builder.checkpoints.metrics import LABEL_MEASURES, QUESTION_MEASURES, SPAN_MEASURES
+from builder.checkpoints.metrics import LABEL_MEASURES, QUESTION_MEASURES, SPAN_MEASURES, mean_scores
 from builder.checkpoints.tasks.base import encoder_task
 from builder.common.errors import SpecError
 
@@ -114,7 +115,8 @@ def questions(checkpoint: Checkpoint, rows: Sequence[Row], keys: Sequence[str]) 
             labelled.append({"question": row[question], "context": row[context], "answers": right})
     if not all(row["answers"] for row in labelled):  # SQuAD 2.0: some have none
         labelled = [{**row, "handle_impossible_answer": True} for row in labelled]
-    return _data(checkpoint, "questions with answers", "questions", labelled, len(rows), QUESTION_MEASURES)
+    data = _data(checkpoint, "questions with answers", "questions", labelled, len(rows), QUESTION_MEASURES)
+    return replace(data, items=lambda answers: [data.score([item]) for item in data.items(answers)], score=mean_scores)
 
 
 def _data(

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from builder.building.pipeline import build
-from builder.checkpoints.labelled import interval
 from builder.checkpoints.resolve import resolve
 from builder.common.errors import SpecError, VerificationError
 from builder.common.machine import cpu
@@ -48,12 +47,6 @@ def questions(module_folder: Callable[[str], Path]) -> VerifiedOnce:
     return VerifiedOnce(spec, module_folder("questions"))
 
 
-@pytest.fixture
-def _few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Estimate intervals from a tenth of the draws, each of which scores all questions again."""
-    monkeypatch.setattr(interval, "RESAMPLES", 20)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(map(str, options.values())))
 def test_question_answering_keeps_its_score(
@@ -88,7 +81,6 @@ def test_variant_that_loses_the_task_is_not_published(questions: VerifiedOnce, t
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("_few_draws")
 def test_auto_precision_keeps_the_budget_of_the_users_data(questions: VerifiedOnce, tmp_path: Path) -> None:
     """Nothing is fitted to the data, and each variant that was judged has its measures and their intervals."""
     _, data = question_answering()
@@ -111,7 +103,6 @@ def test_auto_precision_keeps_the_budget_of_the_users_data(questions: VerifiedOn
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("_few_draws")
 def test_budget_that_is_not_kept_publishes_nothing(questions: VerifiedOnce, tmp_path: Path) -> None:
     _, data = question_answering()
     output = tmp_path / "repository"

@@ -14,7 +14,10 @@ from sklearn.metrics import accuracy_score
 
 from builder.checkpoints.checkpoint import Checkpoint
 from builder.checkpoints.labelled import evaluation_of
+from builder.checkpoints.labelled.interval import scores_of_draws
+from builder.checkpoints.metrics import Scores, score_questions
 from builder.checkpoints.resolve import resolve
+from builder.checkpoints.tasks import question_answering
 from builder.checkpoints.tasks.base import encoder_task
 from builder.checkpoints.tokenizer import truncating
 from builder.common.data_folders import ROWS
@@ -128,6 +131,26 @@ def test_questions_are_those_of_squad(load: Callable[[str], Checkpoint]) -> None
     assert measured(answers, [squad]) == {"F1": 1.0, "exact match": 1.0}
     evaluation = evaluation_of(answers, {ROWS: [squad, {**sample, "answers": []}]}, None)
     assert all(sample["handle_impossible_answer"] for sample in evaluation.data.samples)
+
+
+def test_questions_are_compared_once_for_all_draws(
+    load: Callable[[str], Checkpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: each of 200 draws compared every answer with the right ones again, 5 s for 200 questions."""
+    compared: list[Sequence[str]] = []
+
+    def counted(expected: Sequence[Sequence[str]], predicted: Sequence[str]) -> Scores:
+        compared.append(predicted)
+        return score_questions(expected, predicted)
+
+    monkeypatch.setattr(question_answering, "score_questions", counted)
+    rows = [{"question": "Where?", "context": TEXTS[0], "answers": [right]} for right in ("in a town", "a town", "no")]
+    labelled = evaluation_of(load("answers"), {ROWS: rows}, None).data
+    items = labelled.items([{"answer": "in a town"}] * 3)
+    draws = scores_of_draws(labelled.score, items)
+    assert len({scores["F1"] for scores in draws}) > 3
+    assert len(compared) == len(rows)
+    assert labelled.score(items) == pytest.approx(score_questions([row["answers"] for row in rows], ["in a town"] * 3))
 
 
 def test_extraction_is_asked_for_the_types_of_the_data(load: Callable[[str], Checkpoint]) -> None:
