@@ -25,19 +25,19 @@ class LoadingLine:
 
     def __init__(self, title: Callable[[], str]) -> None:
         self.title = title
-        self.begun: tuple[float, float] | None = None  # the first report: when, and how much was here
+        self.started: tuple[float, float] | None = None  # the first report: when, and how much was here
         self.bytes = (0.0, 0.0)  # here, and all
 
     def report(self, done: float, total: float) -> None:
-        if self.begun is None or done < self.bytes[0] or total != self.bytes[1]:  # another download
-            self.begun = time.perf_counter(), done
+        if self.started is None or done < self.bytes[0] or total != self.bytes[1]:  # another download
+            self.started = time.perf_counter(), done
         self.bytes = done, total
 
     def __rich__(self) -> str:
         done, total = self.bytes
-        if done >= total or self.begun is None:
+        if done >= total or self.started is None:
             return self.title()
-        since, before = self.begun
+        since, before = self.started
         line = f"downloading, {decimal(int(done))} of {decimal(int(total))}"
         if done == before:
             return line

@@ -107,14 +107,14 @@ def one(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _one(options: dict[str, Any]) -> dict[str, Any]:
-    begun, stages, memory = time.perf_counter(), dict[str, float](), dict[str, Memory]()
+    started, stages, memory = time.perf_counter(), dict[str, float](), dict[str, Memory]()
     own = Looking()
     load_libraries()
     from builder.building.pipeline import build
     from builder.checkpoints.libraries import quiet_libraries
     from builder.options import make_spec
 
-    stages["imports"], memory["imports"] = time.perf_counter() - begun, Memory(peak_memory(), own.most())
+    stages["imports"], memory["imports"] = time.perf_counter() - started, Memory(peak_memory(), own.most())
 
     @contextmanager
     def stage(name: str) -> Iterator[None]:
@@ -129,7 +129,7 @@ def _one(options: dict[str, Any]) -> dict[str, Any]:
     with quiet_libraries():
         build(make_spec(**options), stage)
     own.stop()
-    total = time.perf_counter() - begun
+    total = time.perf_counter() - started
     used = resource.getrusage(resource.RUSAGE_SELF)
     processor = used.ru_utime + used.ru_stime
     return {

@@ -264,7 +264,7 @@ class Turn:
         kind, turn = list(KINDS)[number % 3 == 0], number
         while not self.stopping.is_set():
             turn += 1
-            text, begun = TEXTS[turn % len(TEXTS)], time.monotonic()
+            text, started = TEXTS[turn % len(TEXTS)], time.monotonic()
             self.counted.append("sent")
             outcome = "right"
             try:
@@ -278,7 +278,7 @@ class Turn:
                 outcome = "failed"
                 self.errors.append(repr(error))
             self.counted.append(outcome)
-            self.seconds.append(time.monotonic() - begun)
+            self.seconds.append(time.monotonic() - started)
 
     def _ask(self, number: int, kind: str, text: str) -> Any:
         try:

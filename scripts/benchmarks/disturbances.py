@@ -51,29 +51,29 @@ class Disturbances:
         """Run that many disturbances of each kind in that many seconds."""
         order = [kind for kind, count in kinds.items() for _ in range(count)]
         random.Random(0).shuffle(order)
-        begun = time.monotonic()
+        started = time.monotonic()
         for number, kind in enumerate(order, 1):
-            time.sleep(max(0.0, begun + number * seconds / (len(order) + 1) - time.monotonic()))
+            time.sleep(max(0.0, started + number * seconds / (len(order) + 1) - time.monotonic()))
             try:
                 getattr(self, f"_{kind}")(number)
             except Exception as error:  # runs in a thread: the reader of `wrong` reports it
                 self.wrong.append(f"{kind}: {error!r}")
             self.counts[kind] += 1
 
-    def explains(self, begun: float, ended: float) -> bool:
+    def explains(self, started: float, ended: float) -> bool:
         """Return True if a request of that time may have failed because of a kill or a flood."""
-        return any(begin <= ended and begun <= end for begin, end in tuple(self.windows))
+        return any(begin <= ended and started <= end for begin, end in tuple(self.windows))
 
     def _kill(self, turn: int) -> None:
         stub = max(self.processes(), key=lambda stub: stub.process.create_time())  # of the version that answers
-        begun = time.monotonic()
-        self.windows.append((begun, begun + RECOVERY_S))
+        started = time.monotonic()
+        self.windows.append((started, started + RECOVERY_S))
         stub.process.kill()
-        while time.monotonic() < begun + RECOVERY_S:
+        while time.monotonic() < started + RECOVERY_S:
             time.sleep(0.2)
             if self.processes() != [] and asyncio.run(self._answers()):
-                self.recovered_s.append(time.monotonic() - begun)
-                self.windows[-1] = (begun, time.monotonic())
+                self.recovered_s.append(time.monotonic() - started)
+                self.windows[-1] = (started, time.monotonic())
                 return
         self.wrong.append(f"the model did not come back within {RECOVERY_S:g} s")
 
@@ -92,10 +92,10 @@ class Disturbances:
             await triton.close()
 
     def _flood(self, turn: int) -> None:
-        begun = time.monotonic()
-        self.windows.append((begun, float("inf")))
+        started = time.monotonic()
+        self.windows.append((started, float("inf")))
         asyncio.run(self._all_at_once())
-        self.windows[-1] = (begun, time.monotonic())
+        self.windows[-1] = (started, time.monotonic())
 
     async def _all_at_once(self) -> None:
         triton = Triton(self.server.url)

@@ -108,12 +108,12 @@ def run(
     models.write_text(yaml.safe_dump({"defaults": defaults, "models": entries}), "utf-8")
     command = [BUILD_REPO, str(models), "--workers", EXECUTORS[executor], "--json"]
     environment = {**os.environ, "BUILD_REPO_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
-    begun = time.monotonic()
+    started = time.monotonic()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         used = Used()
         threading.Thread(target=used.watch, args=(process,), daemon=True).start()
         printed = process.communicate()[0]
-    seconds = time.monotonic() - begun
+    seconds = time.monotonic() - started
     assert process.returncode == 0, f"build-repo ended with {process.returncode}"
     versions = [document["version"] for document in json.loads(printed)]
     assert versions == [version] * len(checkpoints), versions

@@ -45,7 +45,7 @@ from scripts.benchmarks.gateway import Through
 TASK = "/v1/tasks/text-classification"
 SHORT = TEXTS[:20]  # texts within the limit of the larger model
 SHARED = "encoders"  # the shared front
-SOME = 41  # models of a shared front, to measure the memory of one
+HOSTED_SAMPLE = 41  # models of a shared front, to measure the memory of one
 ONE_BY_ONE = 400  # requests of one client, to one model and to several
 COUNTED = re.compile(r"^build_repo_gateway_(\w+?)(?:_total)? (\S+)$", re.MULTILINE)
 
@@ -130,8 +130,8 @@ def measure(repository: Path, names: Sequence[str], options: argparse.Namespace)
         metrics = f"http://{server.host}:{server.ports.metrics}/metrics"
         hosts = {name: tiny if name.startswith("tiny") else repository for name in names}
         order = random.Random(2).sample(list(names), len(names))
-        begun = {name: (served_number(hosts[name] / name) or 0, 0.0) for name in names}
-        return figures | traffic(through, Fleet(order, hosts, begun, processes, metrics), options)
+        started = {name: (served_number(hosts[name] / name) or 0, 0.0) for name in names}
+        return figures | traffic(through, Fleet(order, hosts, started, processes, metrics), options)
 
 
 def on_demand(server: TritonServer, repository: Path, port: int, budget: float) -> AbstractContextManager[Any]:
@@ -147,18 +147,18 @@ async def sizes_of(server: TritonServer, repository: Path, names: Sequence[str],
     tiny, large = ([name for name in names if name.startswith(kind)] for kind in ("tiny", "large"))
     with on_demand(server, repository, port, 4e9):
         through = Through(port)
-        for name in [*tiny[:SOME], *large[:1]] if shared else [*tiny[:1], *large[:1]]:
+        for name in [*tiny[:HOSTED_SAMPLE], *large[:1]] if shared else [*tiny[:1], *large[:1]]:
             for text in SHORT[:10]:
                 assert (await ask(through, name, text))[0] == 200
             usage = processes.usage()
-            if shared and name in (tiny[0], tiny[SOME - 1]):
+            if shared and name in (tiny[0], tiny[HOSTED_SAMPLE - 1]):
                 sizes[name] = usage.models[SHARED]
             elif name in usage.models:
                 sizes[kind_of(name)] = usage.models[name]
         through.idle.clear()
     if shared:
-        first, last = sizes.pop(tiny[0]), sizes.pop(tiny[SOME - 1])
-        sizes["tiny"] = (last - first) // (SOME - 1)
+        first, last = sizes.pop(tiny[0]), sizes.pop(tiny[HOSTED_SAMPLE - 1])
+        sizes["tiny"] = (last - first) // (HOSTED_SAMPLE - 1)
         sizes["shared"] = first - sizes["tiny"]
     return {**sizes, "server": usage.server}
 
@@ -182,9 +182,9 @@ async def one_by_one(through: Through, names: Sequence[str]) -> dict[str, Any]:
     times: dict[str, list[float]] = {"one model": [], "ten models": []}
     for turn in range(ONE_BY_ONE):
         for kind, name in (("one model", tiny[0]), ("ten models", tiny[turn % len(tiny)])):
-            begun = time.perf_counter()
+            started = time.perf_counter()
             assert (await ask(through, name, SHORT[turn % 10]))[0] == 200
-            times[kind].append(1000 * (time.perf_counter() - begun))
+            times[kind].append(1000 * (time.perf_counter() - started))
     return {kind: quantiles(values) for kind, values in times.items()}
 
 
@@ -226,7 +226,7 @@ async def ask_all(through: Through, fleet: Fleet, options: argparse.Namespace) -
 
 
 async def one(through: Through, fleet: Fleet, name: str, text: str, seen: Seen) -> None:
-    before, begun = fleet.served[name], time.monotonic()
+    before, started = fleet.served[name], time.monotonic()
     try:
         status, says = await ask(through, name, text)
     except Exception as error:
@@ -235,8 +235,8 @@ async def one(through: Through, fleet: Fleet, name: str, text: str, seen: Seen) 
     if status != 200:
         seen.failures.append(f"{name}: {status} {says[:300]}")
         return
-    seen.ms.append(1000 * (time.monotonic() - begun))
-    right = {before[0]} if fleet.served[name] == before and begun > before[1] else set(VERSIONS)
+    seen.ms.append(1000 * (time.monotonic() - started))
+    right = {before[0]} if fleet.served[name] == before and started > before[1] else set(VERSIONS)
     if not any(says.startswith(f"{name}/{number}/") for number in right):
         seen.wrong.append(f"{name}, of which {right} answers, said {says}")
 

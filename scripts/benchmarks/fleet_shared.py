@@ -186,7 +186,7 @@ async def throughput(url: str, options: argparse.Namespace) -> dict[str, Any]:
 async def turn(
     triton: Triton, side: str, clients: int, texts: Sequence[str], options: argparse.Namespace
 ) -> Mapping[str, float]:
-    taken: list[float] = []
+    times_ms: list[float] = []
     numbers = itertools.count()
     until = time.perf_counter() + options.seconds
 
@@ -195,15 +195,15 @@ async def turn(
             number = next(numbers)
             began = time.perf_counter()
             await triton.infer(request(side, number % options.models, texts[number % len(texts)]))
-            taken.append(time.perf_counter() - began)
+            times_ms.append(time.perf_counter() - began)
 
     began = time.perf_counter()
     await asyncio.gather(*(client() for _ in range(clients)))
     seconds = time.perf_counter() - began
     return {
-        "requests_per_s": round(len(taken) / seconds, 1),
-        "p50_ms": round(1000 * float(np.percentile(taken, 50)), 2),
-        "p99_ms": round(1000 * float(np.percentile(taken, 99)), 2),
+        "requests_per_s": round(len(times_ms) / seconds, 1),
+        "p50_ms": round(1000 * float(np.percentile(times_ms, 50)), 2),
+        "p99_ms": round(1000 * float(np.percentile(times_ms, 99)), 2),
     }
 
 

@@ -70,7 +70,7 @@ def make_models(scratch: Path) -> Path:
 def _fuzz(server: TritonServer, requests: int, chance: random.Random) -> dict[str, Any]:
     names = {name: _names(server, name) for name in SAMPLES}
     before = _answers(server)
-    first, begun = held(server), time.monotonic()
+    first, started = held(server), time.monotonic()
     outcomes: Counter[str] = Counter()
     with grpc.insecure_channel(server.url) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
@@ -81,7 +81,7 @@ def _fuzz(server: TritonServer, requests: int, chance: random.Random) -> dict[st
             if server.process.poll() is not None:
                 where = f"{kind.__name__.strip('_')} to {model}"
                 raise SystemExit(f"request {number}, {where}, ended the server: {last_error(server.log)}")
-    seconds = time.monotonic() - begun
+    seconds = time.monotonic() - started
     time.sleep(3)
     after = held(server)
     return {

@@ -100,7 +100,7 @@ class Direct:
     async def close(self) -> None:
         await self.channel.close()
 
-    async def generate(self, tokens: int, begun: Callable[[], None] = lambda: None) -> int:
+    async def generate(self, tokens: int, started: Callable[[], None] = lambda: None) -> int:
         """Stream an answer; return its number of tokens."""
         request = service_pb2.ModelInferRequest(model_name="writes")
         for name, kind, value in (
@@ -115,7 +115,7 @@ class Direct:
         await call.done_writing()
         count = 0
         while (message := await call.read()) is not grpc.aio.EOF:
-            begun()
+            started()
             for output, raw in zip(
                 message.infer_response.outputs, message.infer_response.raw_output_contents, strict=True
             ):
@@ -149,7 +149,7 @@ class Through:
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return self.idle.pop() if self.idle else await asyncio.open_connection("127.0.0.1", self.port)
 
-    async def post(self, path: str, body: bytes, begun: Callable[[], None] = lambda: None) -> tuple[int, bytes]:
+    async def post(self, path: str, body: bytes, started: Callable[[], None] = lambda: None) -> tuple[int, bytes]:
         """Return the status and the body of an answer, chunked or not."""
         reader, writer = connection = await self.connect()
         head = (
@@ -160,7 +160,7 @@ class Through:
         if b"transfer-encoding: chunked" in headers:
             parts = []
             while size := int(await reader.readline(), 16):
-                begun()
+                started()
                 parts.append((await reader.readexactly(size + 2))[:-2])
             await reader.readline()
             content = b"".join(parts)
@@ -169,12 +169,12 @@ class Through:
         self.idle.append(connection)
         return int(headers[9:12]), content
 
-    async def generate(self, tokens: int, begun: Callable[[], None] = lambda: None) -> int:
+    async def generate(self, tokens: int, started: Callable[[], None] = lambda: None) -> int:
         """Stream an answer; return its number of tokens."""
         usage = {"include_usage": True}
         body = {"model": "writes", "prompt": PROMPT, "max_tokens": tokens, "ignore_eos": True, "stream": True}
         status, content = await self.post(
-            "/v1/completions", json.dumps({**body, "stream_options": usage}).encode(), begun
+            "/v1/completions", json.dumps({**body, "stream_options": usage}).encode(), started
         )
         *_, last, done, _ = content.split(b"\n\n")
         assert (status, done) == (200, b"data: [DONE]"), content[-300:]

@@ -51,7 +51,7 @@ def measure(port: int, count: int, number: int) -> dict[str, Any]:
     faults: list[Any] = []
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     _, document = _get(connection, "/openapi.json")
-    begun = time.monotonic()
+    started = time.monotonic()
 
     @seed(number)
     @settings(
@@ -69,7 +69,7 @@ def measure(port: int, count: int, number: int) -> dict[str, Any]:
             faults.append([sent.path, sent.body, status, answer.decode("utf-8", "replace")])
 
     send()
-    seconds = time.monotonic() - begun
+    seconds = time.monotonic() - started
     return {
         "requests": sum(statuses.values()),
         "seconds": round(seconds),

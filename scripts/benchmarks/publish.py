@@ -92,7 +92,7 @@ class Change:
 
     model: str
     kind: str
-    begun: float
+    started: float
     published_s: float
     switched_s: float
 
@@ -107,14 +107,14 @@ def measure(repository: Path, builds: Mapping[str, Pair], options: argparse.Name
             expected = dict(zip(builds, pool.map(partial(answers, server.url, repository), builds), strict=True))
         changes: list[Change] = []
         failures: list[str] = []
-        begun = time.monotonic()
-        until = begun + options.seconds
+        started = time.monotonic()
+        until = started + options.seconds
         changer = threading.Thread(
             target=change, args=(server.url, repository, builds, options.changes, until, changes, failures)
         )
         changer.start()
         seen = asyncio.run(ask(server.url, expected, options, changer))
-        took = time.monotonic() - begun
+        took = time.monotonic() - started
         changer.join()
         errors = [line for line in server.log if line.startswith("E")]
     assert not failures, failures
@@ -188,14 +188,14 @@ def change_all(
                 return
             before = served_number(repository / name)  # of the first build, because it is rolled back to
             for kind in ("publish", "rollback"):
-                begun = time.monotonic()
+                started = time.monotonic()
                 if kind == "publish":
                     publish(repository, builds[name][1], keep=2)  # each removes an older one
                 else:
                     rollback(repository, name, before)
                 published = time.monotonic()
                 control.switch(name)
-                done.append(Change(name, kind, begun, published - begun, time.monotonic() - published))
+                done.append(Change(name, kind, started, published - started, time.monotonic() - published))
 
 
 async def ask(
@@ -229,13 +229,13 @@ async def ask(
 async def classify(triton: Triton, name: str, index: int, expected: list[Sequence[Any]], seen: Seen) -> None:
     request = service_pb2.ModelInferRequest(model_name=name)
     add_tensor(request, Field("text_input", "TYPE_STRING"), [TEXTS[index]], (1, 1))
-    begun = time.monotonic()
+    started = time.monotonic()
     try:
         outputs = await triton.infer(request)
     except ApiError as error:
         seen.failures.append(f"{name}: {error}")
         return
-    seen.ms.append((begun, 1000 * (time.monotonic() - begun)))
+    seen.ms.append((started, 1000 * (time.monotonic() - started)))
     label, score = outputs["label"].strings()[0], float(outputs["score"].array().reshape(-1)[0])
     judge([abs(build[index].get(label, 9.0) - score) < CLOSE for build in expected], f"{name}: {label} {score}", seen)
 
@@ -249,14 +249,14 @@ async def write(triton: Triton, index: int, expected: list[Sequence[Any]], seen:
         ("stream", "TYPE_BOOL", True),
     ):
         add_tensor(request, Field(name, kind), [value], (1,))
-    begun, text = time.monotonic(), ""
+    started, text = time.monotonic(), ""
     try:
         async for outputs in triton.stream(request):
             text += "".join(outputs["text_output"].strings())
     except ApiError as error:
         seen.failures.append(f"{STREAM}: {error}")
         return
-    seen.ms.append((begun, 1000 * (time.monotonic() - begun)))
+    seen.ms.append((started, 1000 * (time.monotonic() - started)))
     judge([text == build[index] for build in expected], f"{STREAM}: {text!r}", seen)
 
 
@@ -271,8 +271,8 @@ def judge(fits: Sequence[bool], what: str, seen: Seen) -> None:
 def figures_of(seen: Mapping[str, Seen], changes: Sequence[Change], took: float, errors: list[str]) -> dict[str, Any]:
     models = {}
     for name, one in seen.items():
-        spans = [(c.begun, c.begun + c.published_s + c.switched_s) for c in changes if c.model == name]
-        during = [ms for begun, ms in one.ms if any(b < begun + ms / 1000 and begun < e for b, e in spans)]
+        spans = [(c.started, c.started + c.published_s + c.switched_s) for c in changes if c.model == name]
+        during = [ms for started, ms in one.ms if any(b < started + ms / 1000 and started < e for b, e in spans)]
         models[name] = {
             "requests": len(one.ms) + len(one.failures),
             "failed": len(one.failures),

@@ -60,17 +60,17 @@ def grow(folder: Path, clients: int) -> dict[str, Any]:
     with connected(None), serving(asked, "127.0.0.1", port):
         ask(1)
         runs = _seconds_until(lambda: replicas() == {"RUNNING": 2}, ask)
-        gone = _seconds_until(lambda: replicas() == {"RUNNING": 1}, lambda: time.sleep(0.5))
+        leaving_s = _seconds_until(lambda: replicas() == {"RUNNING": 1}, lambda: time.sleep(0.5))
         ask(1)
-    return {"clients": clients, "runs_s": runs, "gone_s": gone, "requests": sum(counts)}
+    return {"clients": clients, "runs_s": runs, "gone_s": leaving_s, "requests": sum(counts)}
 
 
 def _seconds_until(there: Callable[[], bool], meanwhile: Callable[[], object]) -> float:
-    begun = time.perf_counter()
+    started = time.perf_counter()
     while not there():
-        assert time.perf_counter() - begun < PATIENCE_S, f"replicas after {PATIENCE_S:.0f} s: {replicas()}"
+        assert time.perf_counter() - started < PATIENCE_S, f"replicas after {PATIENCE_S:.0f} s: {replicas()}"
         meanwhile()
-    return round(time.perf_counter() - begun, 1)
+    return round(time.perf_counter() - started, 1)
 
 
 def replicas() -> dict[str, int]:

@@ -115,8 +115,8 @@ class Stress:
             self.expected[text] = await self._encode(text)
         self._reset()
         rounds: list[dict[str, Any]] = []
-        begun = time.monotonic()
-        while time.monotonic() - begun < seconds and self.silence <= GIVE_UP_S:
+        started = time.monotonic()
+        while time.monotonic() - started < seconds and self.silence <= GIVE_UP_S:
             rounds.append(await self._round(len(rounds) + 1))
         return {
             "rounds": rounds,
@@ -151,8 +151,8 @@ class Stress:
 
     async def _wait(self, timeout_s: float) -> None:
         """Wait until both models answer again, at most `timeout_s`."""
-        begun = time.monotonic()
-        while time.monotonic() - begun < timeout_s and self.process.poll() is None:
+        started = time.monotonic()
+        while time.monotonic() - started < timeout_s and self.process.poll() is None:
             if await self._answers():
                 self._heard()
                 server = _triton(self.process.pid)

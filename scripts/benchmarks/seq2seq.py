@@ -35,7 +35,7 @@ from scripts.benchmarks import peers
 from scripts.benchmarks.circumstances import circumstances, replace_figures
 from scripts.benchmarks.generators import save_tokenizer
 
-LONGEST, ANSWER = 256, 48
+MAX_LENGTH, ANSWER = 256, 48
 LARGE_BART = {
     "d_model": 1024,
     "encoder_layers": 12,
@@ -135,7 +135,7 @@ def make_work(tokenizer: Any, count: int) -> list[WorkItem]:
     words = " ".join(TEXTS).split()
     work = []
     for _ in range(count):
-        length = int(np.exp(generator.uniform(np.log(16), np.log(LONGEST))))
+        length = int(np.exp(generator.uniform(np.log(16), np.log(MAX_LENGTH))))
         start = int(generator.integers(0, len(words)))
         text = tokenizer.decode(tokenizer(" ".join((words[start:] + words + words)[:length]))["input_ids"][:length])
         work.append(WorkItem(text, tokenizer(text)["input_ids"]))
@@ -167,7 +167,7 @@ def _bench_model(
             name="model",
             output=repository,
             precision=precision,
-            max_length=LONGEST,
+            max_length=MAX_LENGTH,
             max_answer=64,
             beams=max(widths),
             slots=max(widths) * max(concurrencies),

@@ -154,7 +154,7 @@ def _client(
         while time.monotonic() < end:
             index = chance.randrange(len(samples))
             kind = chance.choices(("streamed", "whole", "left", "bad"), (60, 15, 20, 5))[0]
-            begun = time.monotonic()
+            started = time.monotonic()
             try:
                 if kind == "bad":
                     client.ask(chance.choice(BAD))
@@ -171,7 +171,7 @@ def _client(
                     answers.close()  # type: ignore[attr-defined]
                     _compare(text, alone[index][: len(text)] if kind == "left" else alone[index], wrong)
             except ServeError as error:
-                if kind != "bad" and disturbed.explains(begun, time.monotonic()):
+                if kind != "bad" and disturbed.explains(started, time.monotonic()):
                     kind = "cut_by_a_kill_or_a_flood"
                 elif kind != "bad":
                     wrong.append(str(error))

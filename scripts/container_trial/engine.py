@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from builder.serving.plan.lines import SHARED_MEMORY_LEAST
+from builder.serving.plan.lines import MIN_SHARED_MEMORY
 
 # Debian's package of each program
 PACKAGES = {
@@ -61,7 +61,7 @@ class Engine:
         self.folder.mkdir(parents=True, exist_ok=True)
         ulimits = ", ".join(f'"{name}={limit}:{limit}"' for name, limit in ULIMITS.items())
         (self.folder / "containers.conf").write_text(
-            f'[containers]\ndefault_ulimits = [{ulimits}]\nshm_size = "{SHARED_MEMORY_LEAST}b"\n'
+            f'[containers]\ndefault_ulimits = [{ulimits}]\nshm_size = "{MIN_SHARED_MEMORY}b"\n'
             '[engine]\ncgroup_manager = "cgroupfs"\nruntime = "runc"\nevents_logger = "file"\n'
             f'tmp_dir = "{RUN / "libpod"}"\n'
             f'[network]\nnetwork_backend = "netavark"\nnetwork_config_dir = "{self.folder / "networks"}"\n',

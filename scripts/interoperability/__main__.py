@@ -22,7 +22,7 @@ from tests.decoders import make_decoder_checkpoint
 from tests.tiny_encoders import make_checkpoint
 
 FOLDER = Path(__file__).parent
-LONGEST_S = 400  # of one client
+CLIENT_TIMEOUT_S = 400  # of one client
 LENGTH = 4096  # tokens of a prompt and its answer
 LABELS = {0: "bad", 1: "fair", 2: "good"}
 TEMPLATE = (  # Hermes' notation of calls, in as few tokens as may be
@@ -101,9 +101,9 @@ def attempt(name: str, python: Path, work: dict[str, Any]) -> dict[str, Any]:
     """Run a client. Return its version, and each check with its outcome."""
     program = [str(python), str(FOLDER / "clients" / f"{name}_client.py"), json.dumps(work)]
     try:
-        done = subprocess.run(program, capture_output=True, text=True, timeout=LONGEST_S, check=False)
+        done = subprocess.run(program, capture_output=True, text=True, timeout=CLIENT_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
-        return {"version": version(name, python), "checks": {"ends": f"not within {LONGEST_S} s"}}
+        return {"version": version(name, python), "checks": {"ends": f"not within {CLIENT_TIMEOUT_S} s"}}
     lines = [line for line in done.stdout.splitlines() if line.startswith('{"checks"')]
     if done.returncode or not lines:
         reason = (done.stderr.strip().splitlines() or ["no output"])[-1]

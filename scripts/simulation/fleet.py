@@ -123,18 +123,18 @@ async def _ask(
 ) -> None:
     """Send a request as a client does, and wait for all of its answer."""
     loop, has_started = asyncio.get_running_loop(), False
-    begun, outcome.sent = loop.time(), outcome.sent + 1
+    started, outcome.sent = loop.time(), outcome.sent + 1
     stopwatch.start()
     try:
         if not call.beginning:
             await backend.infer(call.request)
-            outcome.encoded_s.append(loop.time() - begun)
+            outcome.encoded_s.append(loop.time() - started)
             return
         outcome.repeated += call.beginning in outcome.beginnings
         outcome.beginnings.add(call.beginning)
         async for _ in backend.stream(call.request):
             if not has_started:
-                outcome.first_s.append(loop.time() - begun)
+                outcome.first_s.append(loop.time() - started)
             has_started = True
     except ApiError:
         outcome.cut_streams += has_started

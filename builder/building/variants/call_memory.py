@@ -13,7 +13,7 @@ from builder.graphs.export.rows import Rows
 from builder.runtime.contract import Batching
 from builder.runtime.process_memory import resident, trim
 
-SHORT = 16  # tokens of the rows of a call of many
+MIN_ROW_TOKENS = 16  # tokens of the rows of a call of many
 
 
 def measured_token_bytes(infer: Infer, inputs: Sequence[str], rows: Rows, batching: Batching, max_length: int) -> int:
@@ -22,13 +22,13 @@ def measured_token_bytes(infer: Infer, inputs: Sequence[str], rows: Rows, batchi
     `infer`: opened for this, and not called before; `inputs`: the names of the graph's inputs.
     """
     shapes = largest_shapes(batching, max_length)
-    infer(rows.feeds(inputs, [min(SHORT, max_length)]))  # reads the weights that are still in their file
+    infer(rows.feeds(inputs, [min(MIN_ROW_TOKENS, max_length)]))  # reads the weights that are still in their file
     trim()
     before = resident()
     for count, length in shapes:
         infer(rows.feeds(inputs, [length] * count))
-    taken = max(0, resident() - before)
-    return -(-taken // max(count * length for count, length in shapes))
+    used = max(0, resident() - before)
+    return -(-used // max(count * length for count, length in shapes))
 
 
 def largest_shapes(batching: Batching, max_length: int) -> list[tuple[int, int]]:
@@ -37,6 +37,6 @@ def largest_shapes(batching: Batching, max_length: int) -> list[tuple[int, int]]
         most_rows = max(batching.buckets, key=lambda bucket: (bucket[0], bucket[1]))
         longest = max(batching.buckets, key=lambda bucket: (bucket[1], bucket[0]))
         return [(rows, tokens) for rows, tokens in dict.fromkeys([tuple(most_rows), tuple(longest)])]
-    short = min(max_length, max(SHORT, batching.token_budget // batching.max_rows))
+    short = min(max_length, max(MIN_ROW_TOKENS, batching.token_budget // batching.max_rows))
     counts = {length: max(1, min(batching.max_rows, batching.token_budget // length)) for length in (short, max_length)}
     return [(count, length) for length, count in counts.items()]

@@ -44,7 +44,7 @@ from builder.runtime.tokens import TOKENS
 
 MAX_QUICK_WEIGHTS = 200_000_000  # bytes: such a model answers a hundred further texts in seconds
 MAX_QUICK_CALLS = 1e13  # tokens, times the bytes of the weights in fp32: about a minute of two cores
-ENOUGH_ROWS = 64  # more are not judged if all together take longer
+MIN_JUDGED_ROWS = 64  # more are not judged if all together take longer
 MAX_REQUESTS = 256  # that the front answers at once
 MIN_SAMPLES = 16  # samples, of which half are fitted to
 
@@ -353,7 +353,7 @@ def _no_engine(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def _takes_long(front: Pipeline, samples: Sequence[Sample], fields: Sequence[Field], weights: int) -> bool:
     """Return True if half of the samples have rows enough, and all take a model with `weights` bytes long."""
     lengths = [length for sample in samples for length in _lengths(sample, front, fields)]
-    return len(lengths) >= 2 * ENOUGH_ROWS and weights * sum(lengths) > MAX_QUICK_CALLS
+    return len(lengths) >= 2 * MIN_JUDGED_ROWS and weights * sum(lengths) > MAX_QUICK_CALLS
 
 
 def _lengths(sample: Sample, front: Pipeline, fields: Sequence[Field]) -> list[int]:

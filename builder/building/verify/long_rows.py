@@ -19,8 +19,8 @@ from builder.runtime.generation.executors.base import Executor
 
 # A forward pass of PyTorch over 8,192 tokens of half a billion parameters takes about a minute on two cores, less than
 # the export of such a model. A longer window is compared at its edges when the mask is read, and not run.
-LONGEST = 8192
-SHORTEST = 512  # also without a window: the samples are shorter
+MAX_ROW_TOKENS = 8192
+MIN_ROW_TOKENS = 512  # also without a window: the samples are shorter
 PIECE = 256  # tokens of a prompt in one call
 STEPS = 4  # tokens one by one on either side of a window's edge
 BEST = 8  # of PyTorch's tokens, whose log-probabilities are compared
@@ -65,9 +65,9 @@ def windows(config: Any) -> tuple[int, ...]:
 
 
 def long_row(config: Any, vocabulary: int, max_length: int) -> LongRow:
-    """Return a row past the longest window that `LONGEST` allows, of no more than `max_length` tokens."""
-    reached = [window for window in windows(config) if window + STEPS < LONGEST]
-    end = min(max_length, LONGEST, max([SHORTEST, *(window + PIECE for window in reached)]))
+    """Return a row past the longest window that `MAX_ROW_TOKENS` allows, of no more than `max_length` tokens."""
+    reached = [window for window in windows(config) if window + STEPS < MAX_ROW_TOKENS]
+    end = min(max_length, MAX_ROW_TOKENS, max([MIN_ROW_TOKENS, *(window + PIECE for window in reached)]))
     steps = {window + step for window in reached for step in range(-STEPS, STEPS + 1)}
     cuts = sorted(cut for cut in {*range(PIECE, end, PIECE), *steps, end} if 0 < cut <= end)
     tokens = np.random.default_rng(0).integers(0, vocabulary, end)
@@ -76,9 +76,9 @@ def long_row(config: Any, vocabulary: int, max_length: int) -> LongRow:
 
 def unreached(config: Any, max_length: int) -> tuple[str, ...]:
     """Return a warning if a served row may be longer than a window that the build's rows do not exceed."""
-    beyond = [window for window in windows(config) if window + STEPS >= LONGEST and window < max_length]
+    beyond = [window for window in windows(config) if window + STEPS >= MAX_ROW_TOKENS and window < max_length]
     return tuple(
-        f"no row of the build went past the window of {window} tokens: it ends at {LONGEST}" for window in beyond
+        f"no row of the build went past the window of {window} tokens: it ends at {MAX_ROW_TOKENS}" for window in beyond
     )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from builder.checkpoints.tool_calls.finder import Finder, NotACall, ToolCall, as_call, object_call, parsed
 
-LONGEST_HEAD = 256  # characters between the mark and the arguments
+MAX_HEAD_LENGTH = 256  # characters between the mark and the arguments
 HEAD = re.compile(r"(?P<name>[\w.:/-]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\])?\s*")
 
 
@@ -22,7 +22,7 @@ class Mistral(Finder):
 
     def value_start(self, body: str) -> int | None:
         start = 0 if body.startswith("[") else body.find("{")
-        if max(start, len(body) if start < 0 else 0) > LONGEST_HEAD:
+        if max(start, len(body) if start < 0 else 0) > MAX_HEAD_LENGTH:
             raise NotACall
         if start > 0 and HEAD.fullmatch(body[:start]) is None:
             raise NotACall

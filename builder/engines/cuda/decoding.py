@@ -59,7 +59,12 @@ JUDGED = (
     "has a kernel for CUDA alone, which has not run here: compare some answers on the GPU, or give --slots and no "
     "--cache-gb"
 )
-SMALLER = {"fp16": 2, "bf16": 2, "int8-weights": 4, "int4-weights": 8}  # than fp32: the scales of a block come on top
+WEIGHT_REDUCTION = {
+    "fp16": 2,
+    "bf16": 2,
+    "int8-weights": 4,
+    "int4-weights": 8,
+}  # than fp32: the scales of a block come on top
 
 
 @dataclass(frozen=True)
@@ -131,7 +136,7 @@ class CudaDecoding(OnnxRuntimeDecoding):
             cache = cache_bytes(layers, self.spec.slots, length, BYTES[self.cache_type])
             parts = f"a cache of {self.spec.slots} slots of {length} tokens"
             lower = "--slots or --max-length"
-        needs = cache + weights // SMALLER[self.spec.precision]
+        needs = cache + weights // WEIGHT_REDUCTION[self.spec.precision]
         if self.config is not None:
             step = DecodingStep.of(self.config, self.spec.prefill_tokens, self.spec.slots, BYTES[self.cache_type])
             needs += step.bytes

@@ -20,10 +20,10 @@ from builder.graphs.onnx.nodes import cast_type, in_order, replace_nodes
 
 HALVES = ("fp16", "bf16")
 BFLOAT16 = helper.tensor_dtype_to_np_dtype(TensorProto.BFLOAT16)
-SQUARES = ("Pow", "ReduceMean")  # of normalisations that are not fused: the square of 256 exceeds fp16
+SQUARING = ("Pow", "ReduceMean")  # of normalisations that are not fused: the square of 256 exceeds fp16
 NARROWED, WIDENED = "_cast_to_fp16_node", "_cast_to_fp32_node"  # suffixes of the converter's casts
 ANGLES = ("Sin", "Cos")  # of rotary positions: fp16 counts positions in twos from 2048 on, bf16 from 256 on
-LARGEST = 65504.0  # of fp16
+MAX_FP16 = 65504.0  # of fp16
 WHOLE = (TensorProto.INT32, TensorProto.INT64)  # rounded to a place in a table, such as one of relative positions
 
 
@@ -48,7 +48,7 @@ def to_half(
         keep_io_types=True if real is None else list(real),
         disable_shape_infer=True,
         node_block_list=_nodes_in_fp32(original.graph),
-        op_block_list=[*DEFAULT_OP_BLOCK_LIST, *SQUARES, *in_float],
+        op_block_list=[*DEFAULT_OP_BLOCK_LIST, *SQUARING, *in_float],
     )
     if not any(tensor.data_type == TensorProto.FLOAT16 for tensor in model.graph.initializer):
         raise VerificationError("no constant became fp16; nothing was published. Use --precision fp32")
@@ -68,7 +68,7 @@ def _bound_both_sides(graph: onnx.GraphProto) -> None:
             continue
         if TensorProto.FLOAT16 not in [constants.get(name) for name in bounds[1:]]:
             continue
-        for index, (name, bound) in enumerate((("least", -LARGEST), ("largest", LARGEST)), start=1):
+        for index, (name, bound) in enumerate((("least", -MAX_FP16), ("largest", MAX_FP16)), start=1):
             if not bounds[index]:
                 bounds[index] = f"{node.output[0]}_{name}"
                 graph.initializer.append(numpy_helper.from_array(np.array(bound, np.float16), bounds[index]))

@@ -30,7 +30,7 @@ from builder.engines.optimise.structure import Structure, keep_units, open_struc
 from builder.graphs.onnx.graph import Graph, save_graph
 
 PROJECTIONS = 4  # random projections of the outputs, each differentiated on all inputs
-SMALLEST = 1e-6
+MIN_NORM = 1e-6
 RIDGES = (0.01, 0.1, 1.0, 10.0, 100.0)  # candidates of the penalty on changes of a solved matrix
 
 
@@ -190,7 +190,7 @@ def _reconstruct(
         x = _of_tokens(values[structure.source], feed).astype(np.float64)
         missing = target - x @ start
         x = np.hstack([x, np.ones((len(x), 1))]) if structure.bias is not None else x
-        size = 1 / np.maximum(np.linalg.norm(target, axis=1, keepdims=True), SMALLEST)
+        size = 1 / np.maximum(np.linalg.norm(target, axis=1, keepdims=True), MIN_NORM)
         x, missing = x * size, missing * size
         held_out = np.arange(len(x)) % 4 == 3
         seen.add(x[~held_out], missing[~held_out])

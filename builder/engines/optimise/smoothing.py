@@ -18,7 +18,7 @@ from builder.engines.optimise.activations import Feeds, watch
 from builder.graphs.onnx.nodes import add_constant, constant_products, replace_nodes
 from builder.graphs.onnx.weights import computed, rows_of, values_of
 
-SMALLEST = 1e-5  # channels that are never used are not blown up
+MIN_MAGNITUDE = 1e-5  # channels that are never used are not blown up
 
 
 def smooth(model: onnx.ModelProto, strength: float, feeds: Sequence[Feeds], left_alone: Collection[str]) -> None:
@@ -33,7 +33,9 @@ def smooth(model: onnx.ModelProto, strength: float, feeds: Sequence[Feeds], left
     for source, products in readers.items():
         matrices = [values_of(weights[node.input[1]]) for node in products]
         rows = np.max([np.abs(matrix).max(axis=1) for matrix in matrices], axis=0)
-        scale = np.maximum(largest[source], SMALLEST) ** strength / np.maximum(rows, SMALLEST) ** (1 - strength)
+        scale = np.maximum(largest[source], MIN_MAGNITUDE) ** strength / np.maximum(rows, MIN_MAGNITUDE) ** (
+            1 - strength
+        )
         scale = (scale / np.exp(np.log(scale).mean())).astype(np.float32)
         add_constant(model.graph, f"{source}.smoothing", 1 / scale)
         for node in products:

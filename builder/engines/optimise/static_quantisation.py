@@ -36,7 +36,7 @@ from builder.graphs.onnx.weights import computing, values_of
 from builder.options import Calibration
 
 UNSIGNED, SIGNED = (np.uint8(0), np.uint8(255)), (np.int8(-127), np.int8(127))  # the steps of an activation
-LARGEST_FLOAT8 = 448.0  # of E4M3: "FP8 Formats for Deep Learning", Micikevicius et al. 2022
+MAX_FLOAT8 = 448.0  # of E4M3: "FP8 Formats for Deep Learning", Micikevicius et al. 2022
 QUANTISED = "_quantized"  # suffix that ONNX Runtime's quantiser appends to the name of a weight
 METHODS = {
     "min-max": CalibrationMethod.MinMax,
@@ -194,7 +194,7 @@ def _to_float8(graph: onnx.GraphProto, weights: Mapping[str, TensorProto]) -> No
         values, scale, zero = node.input
         if scale not in rescaled:
             rescaled.add(scale)
-            steps = numpy_helper.to_array(tensors[scale]) * np.float32(127 / LARGEST_FLOAT8)
+            steps = numpy_helper.to_array(tensors[scale]) * np.float32(127 / MAX_FLOAT8)
             tensors[scale].CopyFrom(numpy_helper.from_array(steps, scale))
             shape = tuple(tensors[zero].dims)
             tensors[zero].CopyFrom(_float8(np.zeros(shape, np.float32), zero))
@@ -208,5 +208,5 @@ def _to_float8(graph: onnx.GraphProto, weights: Mapping[str, TensorProto]) -> No
 def _float8(values: np.ndarray, name: str) -> TensorProto:
     """Return `values` rounded to E4M3, cut at its largest."""
     dtype = helper.tensor_dtype_to_np_dtype(TensorProto.FLOAT8E4M3FN)
-    content = np.clip(values, -LARGEST_FLOAT8, LARGEST_FLOAT8).astype(dtype).tobytes()
+    content = np.clip(values, -MAX_FLOAT8, MAX_FLOAT8).astype(dtype).tobytes()
     return helper.make_tensor(name, TensorProto.FLOAT8E4M3FN, values.shape, content, raw=True)

@@ -28,7 +28,7 @@ from builder.common.files import link
 MIN_FILE_BYTES = 1024  # bytes of a tensor that has its place in a file
 ALIGNED = 4096  # a page, so that each can be mapped as it is
 PIECE = 1 << 22  # bytes that are computed and written at once
-NEARLY_ALL = 0.95  # least share of a graph's weights, and of a file's, for the graph to refer to that file
+MIN_FILE_SHARE = 0.95  # least share of a graph's weights, and of a file's, for the graph to refer to that file
 MAX_INLINE_BYTES = 1 << 24  # most bytes of its own weights that such a graph stores inside
 
 Rows = Callable[[slice], np.ndarray]  # those rows of a weight
@@ -156,8 +156,8 @@ def _shared(tensors: Sequence[TensorProto]) -> Path | None:
     if most is None:
         return None
     own = sum(map(size_of, tensors)) - held[most]
-    little = own <= min(MAX_INLINE_BYTES, (1 - NEARLY_ALL) * held[most])
-    return most if little and held[most] >= NEARLY_ALL * most.stat().st_size else None
+    little = own <= min(MAX_INLINE_BYTES, (1 - MIN_FILE_SHARE) * held[most])
+    return most if little and held[most] >= MIN_FILE_SHARE * most.stat().st_size else None
 
 
 def _named(tensor: TensorProto, shared: Path, data: Path) -> TensorProto:

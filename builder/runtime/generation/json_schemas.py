@@ -22,9 +22,9 @@ WITHOUT_EFFECT = ("x-guidance", "deprecated", "contentSchema")  # llguidance obe
 ESCAPED = {chr(code) for code in range(32)} - set("\b\f\n\r\t")  # characters that need \u, which answers may not have
 JOINED = ("allOf", "anyOf", "oneOf", "$ref")  # keywords that apply several schemas to one value
 MAX_STEP = 5000  # largest multipleOf for llguidance, counted in units of its last decimal
-LARGEST_EXACT = 2**53
-LARGEST = 2**63 - 1024  # the largest double below 2**63
-LARGEST_ANSWER = Decimal("1e118")  # more than any number of an answer, see numerals.py
+MAX_EXACT_INTEGER = 2**53
+MAX_BOUND = 2**63 - 1024  # the largest double below 2**63
+MAX_ANSWER_NUMBER = Decimal("1e118")  # more than any number of an answer, see numerals.py
 BOUNDS = (("minimum", "exclusiveMinimum", 1), ("maximum", "exclusiveMaximum", -1))
 
 # String formats that llguidance accepts too generously: 29 February, or second 60 at any minute. Sources: RFC 3339
@@ -156,7 +156,7 @@ def _mend_bounds(schema: "dict[str, Any]", place: str) -> None:
 
 def _is_passed(exclusive: "int | float", sign: int) -> bool:
     """Return True if llguidance may allow the bound itself: a whole number before a point, or a large one."""
-    return abs(exclusive) >= LARGEST_EXACT or (sign * exclusive >= 0 and exclusive == int(exclusive))
+    return abs(exclusive) >= MAX_EXACT_INTEGER or (sign * exclusive >= 0 and exclusive == int(exclusive))
 
 
 def _inner(value: "int | float", sign: int, place: str, is_exclusive: bool) -> "Decimal | None":
@@ -164,10 +164,10 @@ def _inner(value: "int | float", sign: int, place: str, is_exclusive: bool) -> "
     if not math.isfinite(value):
         raise InputError(f"{place} is {value}; expected a finite number")
     bound = Decimal(repr(value))
-    if abs(bound) > LARGEST:
+    if abs(bound) > MAX_BOUND:
         if sign * bound > 0:
             raise InputError(f"{place} is {value!r}; numbers of answers stay below 2**63")
-        return None if abs(bound) >= LARGEST_ANSWER else Decimal(-sign * LARGEST)
+        return None if abs(bound) >= MAX_ANSWER_NUMBER else Decimal(-sign * MAX_BOUND)
     with localcontext() as context:
         context.prec = 64
         if is_exclusive:
@@ -217,9 +217,9 @@ def _is_number(value: Any) -> "TypeGuard[int | float]":
 
 def _is_exact(value: "int | float") -> bool:
     """Return True if llguidance, which reads doubles, writes the same number."""
-    if not math.isfinite(value) or abs(value) > LARGEST:
+    if not math.isfinite(value) or abs(value) > MAX_BOUND:
         return False
-    return abs(value) <= LARGEST_EXACT or (float(value) == value and Decimal(repr(value)) == Decimal(value))
+    return abs(value) <= MAX_EXACT_INTEGER or (float(value) == value and Decimal(repr(value)) == Decimal(value))
 
 
 def refuse_endless_documents(schema: "Mapping[str, Any]") -> None:

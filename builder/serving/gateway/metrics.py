@@ -19,7 +19,7 @@ FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 
 BETWEEN = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0)
 WHOLE = (0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0)
 QUEUED = (0.001, 0.005, 0.01, 0.05, *WHOLE[1:])
-SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+SHORT_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 Labels = tuple[str, ...]
 ENGINE = "0"  # vLLM's label of an engine replica; by default there is one
 LOAD_BUCKETS = (0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
@@ -49,7 +49,9 @@ class Metrics:
         self.between = histogram("vllm:inter_token_latency_seconds", "Time between two tokens of an answer", BETWEEN)
         self.queue = histogram("vllm:request_queue_time_seconds", "Time of a request in the model's queue", QUEUED)
         self.whole = histogram("vllm:e2e_request_latency_seconds", "Time of a request that generates", WHOLE)
-        self.short = histogram("te_request_duration", "Time of a request that does not generate, in seconds", SHORT)
+        self.short = histogram(
+            "te_request_duration", "Time of a request that does not generate, in seconds", SHORT_BUCKETS_S
+        )
         self.prompt_tokens = counter("vllm:prompt_tokens", "Tokens of prompts")
         self.generation_tokens = counter("vllm:generation_tokens", "Tokens generated")
         self.success = counter("vllm:request_success", "Answers, by why they ended", (*model, "finished_reason"))
@@ -58,7 +60,10 @@ class Metrics:
             "build_repo_gateway_unanswered", "Requests to models that generate whose answer has not started"
         )
         self.versions = histogram(
-            "build_repo_gateway_canary_seconds", "Time to a version's first answer during a canary", SHORT, version
+            "build_repo_gateway_canary_seconds",
+            "Time to a version's first answer during a canary",
+            SHORT_BUCKETS_S,
+            version,
         )
         self.failures = counter(
             "build_repo_gateway_canary_failures", "Requests that a version failed during a canary", version

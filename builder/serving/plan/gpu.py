@@ -70,8 +70,8 @@ def plan_on_gpu(spec: BuildSpec, load: Load, needs: ModelNeeds) -> ModelPlan:
         lines += [PlanLine("CUDA", "of the loop's own process", megabytes(cuda))] if cuda else []
     for number, card in enumerate(cards):
         rest = f" - {megabytes(share.once)}" if share.once else ""
-        taken = f"{megabytes(SERVER_ON_CARD)} of the server{rest}"
-        formula = f"({HEADROOM} x {megabytes(card.memory)} - {taken}) / {megabytes(share.instance)}"
+        used = f"{megabytes(SERVER_ON_CARD)} of the server{rest}"
+        formula = f"({HEADROOM} x {megabytes(card.memory)} - {used}) / {megabytes(share.instance)}"
         many = "instances" if is_encoder else "such models"
         lines.append(PlanLine(f"GPU {number} ({card.name})", formula, f"{share.fit(card)} {many} fit"))
     processes = capacity.serving.front_instances or instances

@@ -12,7 +12,7 @@ from builder.engines.gpu import SERVER_ON_CARD
 # Bytes of a process with Python, numpy, tokenizers and ONNX Runtime, measured on the embedded server
 PROCESS = 84_000_000
 REGION = 1 << 20  # python_backend, README: shm-default-byte-size
-SHARED_MEMORY_LEAST = 256 << 20  # minimum that `build-repo serve` requires
+MIN_SHARED_MEMORY = 256 << 20  # minimum that `build-repo serve` requires
 SHARED_MEMORY_STEP = 64 << 20  # /dev/shm is rounded up to a multiple of this
 SERVER = 125_000_000  # bytes of tritonserver (measured: 34 to 83 MB) and of its liveness model (23 MB)
 
@@ -123,5 +123,5 @@ def gpu_count(devices: Iterable[int]) -> int:
 
 def all_shared_memory(plans: Iterable[ModelPlan]) -> int:
     """Return the bytes of /dev/shm of a server with all these models."""
-    needed = max(SHARED_MEMORY_LEAST, sum(plan.shm for plan in plans))
+    needed = max(MIN_SHARED_MEMORY, sum(plan.shm for plan in plans))
     return math.ceil(needed / SHARED_MEMORY_STEP) * SHARED_MEMORY_STEP

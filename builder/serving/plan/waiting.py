@@ -43,8 +43,8 @@ def full_share(cost: CallCost, rate: float, texts: int, mean: float, longest: fl
     """
     arrivals, tokens = _requests(rate, texts, mean, longest)
     size = max(1, batching.max_rows // texts) * texts
-    taken = sum(batch_ms(cost, tokens[at : at + size], batching) for at in range(0, len(tokens), size))
-    return taken * rate / (1000 * len(arrivals))
+    used_ms = sum(batch_ms(cost, tokens[at : at + size], batching) for at in range(0, len(tokens), size))
+    return used_ms * rate / (1000 * len(arrivals))
 
 
 def _requests(rate: float, texts: int, mean: float, longest: float) -> tuple[np.ndarray, np.ndarray]:

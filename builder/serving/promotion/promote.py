@@ -68,12 +68,12 @@ class TriedVersion:
 
     def ask(self, client: Client, sample: Mapping[str, Any]) -> dict[str, Any] | str:
         """Return the answer, or the error."""
-        begun = time.perf_counter()
+        started = time.perf_counter()
         try:
             answer = client.ask(sample)
         except ServeError as error:
             return REQUEST_ID.sub("", str(error))
-        self.ms.append(1000 * (time.perf_counter() - begun))
+        self.ms.append(1000 * (time.perf_counter() - started))
         return answer
 
     def quantile(self, share: float) -> float:

@@ -82,14 +82,14 @@ def test_samples_that_name_an_adapter_are_refused(tmp_path: Path) -> None:
 
 def test_large_model_is_judged_on_half_of_many_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lists of eight documents: with a template of 90 tokens PyTorch alone took minutes for all of a 0.6B decoder's."""
-    monkeypatch.setattr(evaluator, "ENOUGH_ROWS", 8)
+    monkeypatch.setattr(evaluator, "MIN_JUDGED_ROWS", 8)
     spec = make_spec(model=str(make_reranker(tmp_path / "reranker", "qwen3")))
     checkpoint = resolve(spec)
     exported = export(checkpoint, tmp_path)
     whole, half = (_samples(spec, checkpoint, exported, tmp_path, monkeypatch, limit) for limit in (1e13, 1.0))
     assert len(whole) > 4
     assert half == whole[::2]
-    monkeypatch.setattr(evaluator, "ENOUGH_ROWS", 64 * len(whole))
+    monkeypatch.setattr(evaluator, "MIN_JUDGED_ROWS", 64 * len(whole))
     assert _samples(spec, checkpoint, exported, tmp_path, monkeypatch, 1.0) == whole
 
 

@@ -11,7 +11,14 @@ import pytest
 from transformers import PreTrainedModel
 
 from builder.building.verify.generation import geometry_of
-from builder.building.verify.long_rows import LONGEST, ask_long_row, long_row, refuse_wrong_long_row, unreached, windows
+from builder.building.verify.long_rows import (
+    MAX_ROW_TOKENS,
+    ask_long_row,
+    long_row,
+    refuse_wrong_long_row,
+    unreached,
+    windows,
+)
 from builder.common.errors import VerificationError
 from builder.engines.decoding import opened
 from builder.graphs.export.decoder import cache_shapes, export_decoder
@@ -32,7 +39,7 @@ def test_long_row_passes_the_window_edge_token_by_token() -> None:
 def test_long_row_warns_of_a_window_beyond_its_end() -> None:
     config = make_decoder("mistral", sliding_window=32768).config
     assert windows(config) == (32768,)
-    assert len(long_row(config, 100, 40000).tokens) <= LONGEST
+    assert len(long_row(config, 100, 40000).tokens) <= MAX_ROW_TOKENS
     assert "32768" in unreached(config, 40000)[0]
     assert unreached(config, 8192) == ()
 

@@ -30,7 +30,7 @@ from builder.graphs.export.states import decays_by_key
 from builder.options import BuildSpec
 
 ANSWER = 32  # tokens left for an answer to the longest sample
-SHORTEST = 3  # tokens of a sample
+MIN_SAMPLE_TOKENS = 3  # tokens of a sample
 
 
 def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -> Family:
@@ -96,15 +96,16 @@ def _on_one(
 def sample_rows(path: Path | None, checkpoint: Checkpoint) -> list[list[int]]:
     """Return the samples as token rows. Raises SpecError, or CheckpointError if none is left."""
     longest = checkpoint.max_length - ANSWER
-    if longest < SHORTEST:
+    if longest < MIN_SAMPLE_TOKENS:
         raise CheckpointError(
-            f"a build compares answers of {ANSWER} tokens to texts of at least {SHORTEST}, and this model takes "
-            f"{checkpoint.max_length} tokens: raise --max-length to {ANSWER + SHORTEST}, if the model has the positions"
+            f"a build compares answers of {ANSWER} tokens to texts of at least {MIN_SAMPLE_TOKENS}, and this model "
+            f"takes {checkpoint.max_length} tokens: raise --max-length to {ANSWER + MIN_SAMPLE_TOKENS}, if the model "
+            "has the positions"
         )
     samples = read_samples(path, checkpoint, checkpoint.task.fields({})[0])
     texts = [str(sample["text_input"]) for sample in samples]
     rows = [checkpoint.tokenizer(text)["input_ids"][:longest] for text in texts]
-    rows = [row for row in rows if len(row) >= SHORTEST]
+    rows = [row for row in rows if len(row) >= MIN_SAMPLE_TOKENS]
     if not rows:
         raise CheckpointError("no sample has more than two tokens; give texts with --samples, as text_input")
     return rows

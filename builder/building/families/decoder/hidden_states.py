@@ -56,8 +56,8 @@ class DraftRow:
     def answers(self, executor: Executor) -> Iterator[tuple[DraftAnswer, slice]]:
         """Yield the answers of `executor` at some positions: at all in one call, then at the last after the others."""
         length = len(self.tokens)
-        begun = max(0, length - PIECE)
-        for start, end in ((0, length), (0, begun), (begun, length)):
+        cached = max(0, length - PIECE)
+        for start, end in ((0, length), (0, cached), (cached, length)):
             if start < end:
                 tokens, positions = self.tokens[None, start:end], np.arange(end - start)
                 part = CallPart(0, tokens, np.array([start], np.int64), positions)

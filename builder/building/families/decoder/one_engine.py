@@ -66,7 +66,7 @@ from builder.runtime.fields import Field
 OTHER_START = (
     "its positions start at {first}, as it was trained; transformers' generate counts from 0, which makes other texts"
 )
-LONG_PROMPT = 24  # tokens of the prompts that are run on the engine of the release too
+REPLAYED_PROMPT_TOKENS = 24  # tokens of the prompts that are run on the engine of the release too
 
 
 @dataclass(frozen=True)
@@ -265,7 +265,7 @@ class Decoder:
     def _case(self, choice: SelectedDecoder) -> Case:
         """Return the answers of `own` in this build's engine, which `graph` must repeat."""
         spec, checkpoint, answers = self.spec, self.checkpoint, choice.exact.pytorch.answers
-        prompts = [prompt[:LONG_PROMPT] for prompt in answers.prompts[:3]]
+        prompts = [prompt[:REPLAYED_PROMPT_TOKENS] for prompt in answers.prompts[:3]]
         long = past_the_window(choice.own, answers.rows[0], checkpoint.max_length)
         length = max(map(len, [long, *prompts])) + STEPS
         caches, vocabulary = choice.exact.fused.exported.caches, vocabulary_of(checkpoint.model)

@@ -24,7 +24,7 @@ from builder.runtime.contract import EncoderInput, Language, LayerShape
 from builder.runtime.generation.options import RequestOptions
 from builder.runtime.generation.source_texts import SourceTexts, beginning
 
-LONGEST_ANSWER = 256  # tokens, if neither the user nor the checkpoint sets a number
+DEFAULT_ANSWER_TOKENS = 256  # tokens, if neither the user nor the checkpoint sets a number
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def read_settings(
             f"a search of {beams} beams needs as many slots; --slots is {slots}: raise it, or say with --beams how "
             "many a search is to have"
         )
-    longest = max_answer or max(config.max_length or 0, 1 + (config.max_new_tokens or 0), LONGEST_ANSWER)
+    longest = max_answer or max(config.max_length or 0, 1 + (config.max_new_tokens or 0), DEFAULT_ANSWER_TOKENS)
     positions = getattr(checkpoint.config, "max_position_embeddings", None)
     if max_answer and positions and max_answer > positions:
         raise SpecError(f"--max-answer {max_answer} exceeds the {positions} positions this model has; use at most that")

@@ -18,12 +18,12 @@ import numpy as np
 
 from .base import CallPart
 
-SHORTEST = 16  # tokens
+MIN_PADDED_TOKENS = 16  # tokens
 
 
 def bucket(tokens: int, longest: int) -> int:
     """Return the length that `tokens` tokens are padded to: a power of two, but at most `longest`."""
-    return min(max(SHORTEST, 1 << (tokens - 1).bit_length()), longest)
+    return min(max(MIN_PADDED_TOKENS, 1 << (tokens - 1).bit_length()), longest)
 
 
 def padded(parts: "Sequence[CallPart]", longest: int) -> "tuple[CallPart, np.ndarray | None]":

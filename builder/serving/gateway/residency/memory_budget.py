@@ -58,8 +58,8 @@ class MemoryBudget:
         Infinite if none has to go, and minus infinity if too few may. Loads that have just begun, whose size is not
         known, count with this `size` too.
         """
-        begun = sum(r.state is State.LOADING and not r.has_memory for r in self.models.values()) - len(self.pending)
-        promised = sum(load.size for load in self.pending) + begun * size
+        loading = sum(r.state is State.LOADING and not r.has_memory for r in self.models.values()) - len(self.pending)
+        promised = sum(load.size for load in self.pending) + loading * size
         expected = self.total - self.used() + sum(r.size for r in self.unloading) - promised
         ahead = self._ahead()
         missing = size - expected + (ahead if size <= ahead else 0)
