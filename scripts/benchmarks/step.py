@@ -1,9 +1,9 @@
 """Measure where one decode step of one row goes, beside the least time in which its weights and keys can be read.
 
 Real shapes, random weights, in this process, without Triton. Each side is a process of its own: an engine's threads
-would slow another's. `step` is the executor's call, `tokens` one that runs tokens ahead; `loop` is what the decode loop
-adds to a step; `operators` is the engine's own profile, which slows a step: read it as shares. The limit is the bytes
-that a step reads over the bandwidth that the same process measured.
+would slow another's. `step` is the executor's call, `tokens` one that runs tokens ahead, `pieces` one of a piece of a
+prompt; `loop` is what the decode loop adds to a step; `operators` is the engine's own profile, which slows a step: read
+it as shares. The limit is the bytes that a step reads over the bandwidth that the same process measured.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ from scripts.benchmarks.machine_limits import read_bandwidth
 SIDES = "int8,int8-weights,int8-weights@128,openvino:int8,openvino:int8-weights@128"
 CONTEXT, ANSWER, STEPS, MAX_LENGTH = 128, 64, 40, 512
 COUNTS = (2, 4, 8, 16)  # tokens of one row in a step with guesses
+PIECES = (64, 72, 128, 136, 192, 200, 256, 264)  # tokens of a prompt: whole tiles of OpenVINO's products, and some more
 LOOKUPS = ("Gather", "GatherBlockQuantized")  # read some rows of a table
 Profile = Callable[[], list[tuple[str, float]]]  # milliseconds a step by operator, the slowest first
 
@@ -100,7 +101,8 @@ def measure(side: Side) -> dict[str, Any]:
         "bandwidth_gb_s": bandwidth,
         "limit_ms": (weights + cache) / bandwidth / 1e6,
         "step_ms": _step_ms(executor),
-        "tokens_ms": {str(count): _step_ms(executor, count) for count in COUNTS},
+        "tokens_ms": {str(count): _step_ms(executor, count, np.arange(count)) for count in COUNTS},
+        "pieces_ms": {str(count): _step_ms(executor, count) for count in PIECES},
         "loop_ms": _loop_ms(executor),
         "operators": profile(),
     }
@@ -178,13 +180,13 @@ def _openvino(side: Side) -> tuple[Executor, Profile]:
     return opened(), profile
 
 
-def _step_ms(executor: Executor, count: int = 1) -> float:
-    """Return the median time of a step of `count` tokens after `CONTEXT`."""
+def _step_ms(executor: Executor, count: int = 1, logits_positions: np.ndarray | None = None) -> float:
+    """Return the median time of a step of `count` tokens after `CONTEXT`, with logits of the last by default."""
     executor.run(0, np.arange(5, 5 + CONTEXT)[None], np.zeros(1, np.int64))
     times = []
     for index in range(STEPS):
         start = time.perf_counter()
-        executor.run(0, np.arange(5 + index, 5 + index + count)[None], np.array([CONTEXT]), np.arange(count))
+        executor.run(0, np.arange(5 + index, 5 + index + count)[None], np.array([CONTEXT]), logits_positions)
         times.append(time.perf_counter() - start)
     return 1000 * median(times)
 

@@ -77,6 +77,7 @@ def steps() -> str:
         "of the limit",
         "loop, ms",
         "of 2, 4, 8, 16 tokens, ms",
+        "of 64, 72, 128, 136, 192, 200, 256, 264 tokens of a prompt, ms",
         "slowest operators, ms",
     )
     for name, sides in figures["models"].items():
@@ -110,5 +111,6 @@ def _step(kind: str, side: dict[str, Any]) -> tuple[str, ...]:
         f"{side['limit_ms'] / side['step_ms']:.0%}",
         f"{side['loop_ms']:.2f}",
         ", ".join(f"{ms:.1f}" for ms in side["tokens_ms"].values()),
+        ", ".join(f"{ms:.0f}" for ms in side["pieces_ms"].values()),
         ", ".join(f"{operator} {ms:.1f}" for operator, ms in named),
     )

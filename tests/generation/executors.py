@@ -95,10 +95,12 @@ class PagedSumExecutor(Paged):
         super().__init__(geometry, BLOCK)
         self.held = np.full((blocks, BLOCK), -1000.0)
         self.calls: list[int] = []  # rows
+        self.tokens: list[int] = []  # of all rows, by call
 
     def _infer(self, rows: PagedRows) -> np.ndarray:
         begins = rows.begins
         self.calls.append(len(begins) - 1)
+        self.tokens.append(begins[-1])
         tokens = np.zeros(begins[-1], np.int64)
         for row, (past, table) in enumerate(zip(rows.past, rows.tables, strict=True)):
             assert len(table) == -(-(past + begins[row + 1] - begins[row]) // BLOCK), "as many blocks as it has tokens"

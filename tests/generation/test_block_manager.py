@@ -70,6 +70,59 @@ def test_paged_answers_equal_those_of_each_prompt_alone(blocks: int, reuse: bool
     assert loop.cache.free_slots == 6
 
 
+def test_tokens_of_a_paged_call_stay_within_the_limit() -> None:
+    """Regression: one decoded token beside a full piece of a prompt made OpenVINO's call 27% slower."""
+    loop, executor = loop_of(slots=40, blocks=100)
+    running = [Asked([9, number], 20) for number in range(3)]
+    for one in running:
+        loop.submit(one.sequences)
+    loop.step()
+    long = Asked(list(range(50)) * 3, 1)
+    loop.submit(long.sequences)
+    executor.tokens.clear()
+    loop.run_until_idle()
+    assert executor.tokens[:4] == [64, 64, 31, 3], "three of them are decoded"
+    assert long.tokens == expected(long.request.prompt, 1)
+
+
+def test_prompts_have_half_of_a_call_beside_many_decoded_rows() -> None:
+    loop, executor = loop_of(slots=61, blocks=200)
+    for number in range(60):
+        loop.submit(Asked([9, number], 20).sequences)
+    for _ in range(4):  # until all of them decode
+        loop.step()
+    loop.submit(Asked(list(range(40)), 1).sequences)
+    executor.tokens.clear()
+    loop.run_until_idle()
+    assert executor.tokens[:2] == [92, 68]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "decoded", "tokens"),
+    [
+        (37, 0, [32, 5]),  # in a tile of their own, 5 tokens would cost nearly as much as 16
+        (37, 3, [32, 11]),
+        (41, 0, [41]),
+        (10, 0, [10]),
+        (10, 12, [22]),  # less than half of the prompt would run
+        (61, 3, [64, 3]),
+    ],
+)
+def test_few_tokens_beyond_full_tiles_wait_for_the_next_call(prompt: int, decoded: int, tokens: list[int]) -> None:
+    loop, executor = loop_of(slots=20, blocks=100)
+    loop.scheduler.tile_tokens = 16
+    for number in range(decoded):
+        loop.submit(Asked([9, number], 20).sequences)
+    for _ in range(4):  # until all of them decode
+        loop.step()
+    last = Asked(list(range(prompt)), 1)
+    loop.submit(last.sequences)
+    executor.tokens.clear()
+    loop.run_until_idle()
+    assert executor.tokens[: len(tokens)] == tokens
+    assert last.tokens == expected(last.request.prompt, 1)
+
+
 def test_paged_memory_follows_use_not_the_longest_row() -> None:
     loop, executor = loop_of(slots=8, blocks=13)
     requests = [Asked([number, 2, 3], 20) for number in range(8)]

@@ -65,7 +65,7 @@ class DecodeLoop:
         self.cache = SlotCache(
             geometry.slots, geometry.max_length, executor.copy, reuse, executor.blocks, executor.has_states
         )
-        able = executor.can_speculate, executor.joins_prefills
+        able = executor.can_speculate, executor.joins_prefills, executor.tile_tokens
         self.scheduler = Scheduler(self.cache, limits, self.stats, self.encoder_cache, *able, drafter, executor.lora)
         self.failure: BaseException | None = None
         self._pieces: dict[Request, list[AnswerPiece]] = {}  # of the calls that ran last

@@ -70,11 +70,13 @@ class Scheduler:
         encoder_cache: EncoderCache | None = None,
         can_speculate: bool = False,
         joins_prefills: bool = False,
+        tile_tokens: int = 1,
         drafter: Drafter | None = None,
         lora: LoraStacks | None = None,
     ) -> None:
-        """Create an empty queue. `can_speculate`, `joins_prefills`, `lora`: see Executor."""
+        """Create an empty queue. `can_speculate`, `joins_prefills`, `tile_tokens`, `lora`: see Executor."""
         self.can_speculate, self.joins_prefills, self.drafter = can_speculate, joins_prefills, drafter
+        self.tile_tokens = tile_tokens
         self.cache, self.limits, self.stats, self.encoder_cache = cache, limits, stats, encoder_cache
         self.lora = lora
         self.waiting: list[tuple[int, int, RunningSequence]] = []  # a heap: priority, then arrival
@@ -264,13 +266,15 @@ class Scheduler:
 
     def _prefill(self) -> Iterator[Sequence[Call]]:
         for group in join_prefills(
-            self.cache, self._prompt_chunks(), self.limits.prefill_tokens if self.joins_prefills else 0
+            self.cache,
+            self._prompt_chunks(self.limits.prefill_tokens),
+            self.limits.prefill_tokens if self.joins_prefills else 0,
         ):
             yield [prefill_call(self.cache, sequence, tokens) for sequence, tokens in group]
 
-    def _prompt_chunks(self) -> list[PromptChunk]:
-        """Return chunks of prompts, and of forced tokens after them, in order, up to the limit of a step."""
-        chunks, budget = [], self.limits.prefill_tokens
+    def _prompt_chunks(self, budget: int) -> list[PromptChunk]:
+        """Return chunks of prompts, and of forced tokens after them, in order, `budget` tokens at most."""
+        chunks = []
         for sequence in self._active(SequenceStatus.PREFILLING):
             if budget <= 0:
                 break
@@ -278,6 +282,19 @@ class Scheduler:
             budget -= len(tokens)
             chunks.append((sequence, tokens))
         return chunks
+
+    def _prompt_budget(self, decoded: int) -> int:
+        """Return how many tokens of prompts a call takes that decodes `decoded` tokens as well.
+
+        Both are within the limit of a step, of which prompts have at least half. Few tokens beyond the last full tile
+        wait for the next step: with that step's tokens they cost less than in a tile of their own.
+        """
+        limit = self.limits.prefill_tokens
+        budget = max(limit - decoded, -(-limit // 2))
+        waiting = sum(len(tokens) for _, tokens in self._prompt_chunks(budget))
+        beyond = (decoded + waiting) % self.tile_tokens
+        is_small = 2 * beyond <= min(self.tile_tokens, waiting)
+        return waiting - beyond if is_small and decoded + waiting > self.tile_tokens else budget
 
     def _decode(self) -> Iterator[Call]:
         """Yield the call that decodes every sequence and beam, or a speculative one if a single sequence runs."""
@@ -296,7 +313,8 @@ class Scheduler:
         Decoding comes first: `record` then truncates the slots of its range before prompts write to theirs.
         """
         while True:
-            sequences, chunks = self._active(SequenceStatus.DECODING), self._prompt_chunks()
+            sequences = self._active(SequenceStatus.DECODING)
+            chunks = self._prompt_chunks(self._prompt_budget(sum(sequence.width for sequence in sequences)))
             if self.cache.evict_for(pending_writes(self.cache, sequences, chunks)):
                 break
             self._preempt()

@@ -142,6 +142,7 @@ class Executor(ABC):
     `drafts_in_place`: of a draft that reads hidden states: see HiddenStatesDrafter.
     `reads_hidden_states`: True for a draft that reads the hidden states of the model that it drafts for: `draft` is
     implemented.
+    `tile_tokens`: products compute tokens in tiles of this many, and a partial tile costs far more than its share.
     """
 
     blocks: "BlockManager | None" = None
@@ -153,6 +154,7 @@ class Executor(ABC):
     lora: "LoraStacks | None" = None
     reads_hidden_states = False
     drafts_in_place = False
+    tile_tokens = 1
 
     def __init__(self, geometry: Geometry) -> None:
         self.geometry = geometry

@@ -39,6 +39,8 @@ def open_executor(folder: Path, serving: GenerationServing, geometry: Geometry) 
 class OpenVinoExecutor(Paged):
     """Graph whose attention is PagedAttention; `session.entries` are properties of OpenVINO's CPU plugin."""
 
+    tile_tokens = 64  # measured on an EPYC: docs/benchmarks/generation.md
+
     def __init__(self, model: Path, geometry: Geometry, session: Session) -> None:
         compiled = compile_paged(model, session)
         self.request = compiled.create_infer_request()
