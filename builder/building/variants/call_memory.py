@@ -13,7 +13,7 @@ from builder.graphs.export.rows import Rows
 from builder.runtime.contract import Batching
 from builder.runtime.process_memory import resident, trim
 
-MIN_ROW_TOKENS = 16  # tokens of the rows of a call of many
+MIN_ROW_TOKENS = 16  # of a call of many rows
 
 
 def measured_token_bytes(infer: Infer, inputs: Sequence[str], rows: Rows, batching: Batching, max_length: int) -> int:

@@ -149,8 +149,9 @@ class EncoderCandidates:
         return self.evaluator.relative_quality(measured)
 
     def leave_more(self, candidate: Candidate[Variant]) -> int | None:
-        """Return twice as many layers, or half as many as seem to suffice, if those are more; at most half of them.
+        """Return how many layers to leave alone next, at most half of them.
 
+        That is twice as many as before or, if that is more, half as many as seem to suffice.
         One minus a cosine or a correlation grows with the square of the error, to which rounded layers add theirs. The
         quality on some samples stands for that on all.
         """

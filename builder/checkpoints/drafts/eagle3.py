@@ -146,7 +146,7 @@ def _layers(
 
 
 def _target_ids(ids: torch.Tensor | None, rows: int, model: str, target: PreTrainedModel) -> torch.Tensor | None:
-    """Return the target's id of each of the draft's tokens. Raises CheckpointError for one that the target has not."""
+    """Return the target's id of each of the draft's tokens. Raises CheckpointError for one that the target lacks."""
     if ids is None:
         return None
     own = torch.arange(len(ids)) + ids.long()

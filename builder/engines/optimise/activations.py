@@ -1,4 +1,4 @@
-"""Values inside a graph on real inputs: for calibration, for sensitivity, for reconstruction.
+"""Read values inside a graph on real inputs, for calibration, sensitivity and reconstruction.
 
 Knows graphs; knows nothing about models.
 """

@@ -1,4 +1,4 @@
-"""Keys and values as 8-bit integers: a quarter of the cache's memory, and of what a long context reads at each token.
+"""Store keys and values as 8-bit integers: a quarter of the cache's memory, and of the bytes that each token reads.
 
 GroupQueryAttention rounds what it writes and scales what it reads, with one constant step a channel, taken from the
 largest value that the samples put there. Knows graphs; knows nothing about models.

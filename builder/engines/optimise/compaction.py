@@ -1,9 +1,9 @@
-"""Removes empty structure: results that a checkpoint which was pruned in training computes and does not use.
+"""Remove the units that a checkpoint pruned in training still computes.
 
-A unit whose outputs nothing reads (its rows in the next matrix are zero) is removed; one that is the same for every
-input (its own columns are zero) is added to the bias that follows. Exact, and found by looking at the numbers, so that
-block movement pruning (Lagunas et al., 2021, https://arxiv.org/abs/2109.04838), whose checkpoints keep their full size,
-needs nothing declared. Knows graphs; knows nothing about models.
+A unit whose outputs nothing reads (its rows in the next matrix are zero) is dropped; a constant one (its own columns
+are zero) is folded into the bias that follows. This is exact. Units are found by their numbers, because checkpoints of
+block movement pruning (Lagunas et al., 2021, https://arxiv.org/abs/2109.04838) keep their full size and say nothing.
+Knows graphs; knows nothing about models.
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ def _used(matrix: np.ndarray, units: int, axis: int) -> np.ndarray:
 
 
 def _constants(model: onnx.ModelProto, structures: tuple[Structure, ...]) -> dict[str, np.ndarray]:
-    """Return the tensors of all units on some tokens, first position: there a constant unit shows its value."""
+    """Return the tensors of all units at the first position of some tokens, where a constant unit shows its value."""
     feed = {value.name: np.ones((1, 4), np.int64) for value in model.graph.input}
     values = next(watch(model, [structure.source for structure in structures], [feed]))
     return {name: value.reshape(-1, value.shape[-1])[0] for name, value in values.items()}
 
 
 def _fold(model: onnx.ModelProto, structure: Structure, values: np.ndarray, units: list[int]) -> None:
-    """Add the contribution of the constant `units` to the bias after them; those that nothing reads have none."""
+    """Add the constant `units` to the bias after them; units that nothing reads contribute nothing."""
     if structure.bias is None or not units:
         return
     weights = {tensor.name: tensor for tensor in model.graph.initializer}

@@ -114,7 +114,7 @@ def quantised_experts(
 
 @dataclass(frozen=True)
 class _Codes(ABC):
-    """Codes of experts, of whose weights a block of inputs has one scale. `symmetric`: without zero points."""
+    """Quantised weights of experts, with one scale per block of inputs. `symmetric`: without zero points."""
 
     bits: int
     block: int
@@ -125,7 +125,7 @@ class _Codes(ABC):
         """Return one expert's weights, (outputs, inputs), in blocks."""
 
     def reader(self, matrix: TensorProto, part: str) -> Callable[[slice], np.ndarray]:
-        """Return a reader of one `part` of some experts, (experts, outputs, ...): they take little memory so."""
+        """Return a reader of one `part` of some experts at a time, (experts, outputs, ...), which saves memory."""
         rows = rows_of(matrix)
 
         def read(experts: slice) -> np.ndarray:
@@ -157,7 +157,7 @@ class _Rounded(_Codes):
 
 @dataclass(frozen=True)
 class _Stored(_Codes):
-    """Codes of a checkpoint, in all of whose weights they are."""
+    """Codes that the checkpoint stores for all of these weights."""
 
     weights: StoredWeights
 
@@ -168,7 +168,7 @@ class _Stored(_Codes):
 
 
 def _stored_codes(graph: onnx.GraphProto, matrices: Sequence[TensorProto], stored: StoredWeights) -> _Stored | None:
-    """Return the codes of all experts of `matrices`, in one size of blocks; None if one has none."""
+    """Return the codes of all experts of `matrices`, in blocks of one size; None if an expert has no codes."""
     largest = block_of(graph, LARGEST_BLOCK)
     if largest is None:
         return None

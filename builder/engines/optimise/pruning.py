@@ -1,4 +1,4 @@
-"""Structured pruning without retraining: the least important heads and neurons go, and the others make up for them.
+"""Prune heads and neurons without retraining: remove the least important ones, and refit the matrices that read them.
 
 1. Importance: the diagonal of the Fisher information of a mask over the units, on real inputs; here of the graph's own
    outputs under a Gaussian (random projections of them are differentiated), so that no labels are needed.

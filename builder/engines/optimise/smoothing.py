@@ -1,4 +1,4 @@
-"""Activations made easier to round: part of each channel's size moves from the activations into the weights.
+"""Make activations easier to round: move part of each channel's magnitude from the activations into the weights.
 
 Channel j of a product's input is divided by s_j and row j of its matrix multiplied by it, with s_j = max|x_j|^strength
 / max|w_j|^(1 - strength) over real inputs. The change is exact; a single scale for all channels then rounds away far

@@ -26,7 +26,7 @@ IDENTITY = "identity_expert"  # of experts, some of which return a token as it i
 
 
 def cost_of_experts(model: PreTrainedModel, operators: Counter[str]) -> str | None:
-    """Return a build's remark on layers all of whose experts run, in a graph of these `operators`; None without any."""
+    """Return a remark on the dense mixtures of experts in a graph with these `operators`; None if there are none."""
     layers = [module for module in model.modules() if _is_mixture(module)]
     sparse = sum(operators[name] for name in SPARSE_EXPERTS)
     if sparse >= len(layers):
@@ -42,7 +42,7 @@ def cost_of_experts(model: PreTrainedModel, operators: Counter[str]) -> str | No
 
 
 def _is_mixture(module: Any) -> bool:
-    """Return True for experts: dispatched ones, with some that return a token, or called in the same way (DBRX)."""
+    """Return True for experts that transformers dispatches, some of which may be the identity, or calls so (DBRX)."""
     known = hasattr(module, DISPATCHED) or hasattr(module, IDENTITY)
     return known or ROUTED.issubset(inspect.signature(module.forward).parameters)
 
@@ -55,7 +55,7 @@ def expert_layers(model: PreTrainedModel) -> list[Any]:
 def expert_weights(top_k_index: torch.Tensor, top_k_weights: torch.Tensor, experts: int) -> torch.Tensor:
     """Return the weight of each expert, (tokens, experts), 0 for those not chosen.
 
-    An index beyond the experts, by which some routers name none, counts nothing.
+    An index beyond the experts, which some routers use for none, is ignored.
     """
     chosen = top_k_index[..., None] == torch.arange(experts)
     return (chosen * top_k_weights[..., None]).sum(dim=1)

@@ -1,4 +1,4 @@
-"""The cause of a failed export in one line: PyTorch hides it under general advice, or in a chain of errors.
+"""Find the cause of a failed export, in one line: PyTorch hides it under general advice, or in a chain of errors.
 
 Knows exceptions and where they came from; knows no architecture.
 """

@@ -61,7 +61,7 @@ class AdapterCapacity:
         return {name: one for name, one in layers.items() if not self.layers or name.rpartition(".")[2] in self.layers}
 
     def bytes(self, model: PreTrainedModel) -> int:
-        """Return the bytes of the stacks of `model`, and of the matrices of as many adapters as they were read."""
+        """Return the bytes of the stacks of `model`, and of as many adapters as their files have them."""
         shapes = self.shapes(body_layers(model), head_layers(model))
         copies = {name: (2 * self.adapters + 1, *shape[1:]) for name, shape in shapes.items()}
         return sum(math.prod(shape) for shape in copies.values()) * np.dtype(np.float32).itemsize

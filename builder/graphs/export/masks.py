@@ -30,7 +30,8 @@ NO_OPERATOR = "the fused attention over a cache is causal, whole, in windows or 
 class Causal:
     """Mask in which each token sees those up to itself.
 
-    `window`: only so many of the last, itself included; `chunk`: only those of its chunk of so many tokens.
+    `window`: how many of the last tokens it sees, itself included; `chunk`: the size of the chunks beyond whose
+    beginning it does not see.
     """
 
     window: int | None = None
@@ -96,7 +97,7 @@ def causal_of(mask_function: MaskFunction, local_size: int | None = None) -> Cau
 
 
 def band_of(mask_function: MaskFunction, local_size: int | None) -> int | None:
-    """Return how many tokens on each side of a token it sees, if `mask_function` lets it see those alone; else None."""
+    """Return how many tokens on each side a token sees; None if `mask_function` describes another mask."""
     if local_size is None:
         return None
     band = int(local_size)

@@ -1,6 +1,6 @@
-"""RMSNorm (arXiv:1910.07467) spelled as every engine recognises it, to run it as one operator.
+"""Write RMSNorm (arXiv:1910.07467) in the form that every engine fuses into one operator.
 
-Architectures spell it in their own ways (a power of -0.5, no weight, heads before tokens), of which ONNX Runtime leaves
+Architectures write it in their own ways (a power of -0.5, no weight, heads before tokens), of which ONNX Runtime leaves
 several as six operators. A module is replaced only if it computes the norm, on random tensors. The operators are
 standard ones, since OpenVINO and TensorRT read the exported graph too: ONNX Runtime makes them
 SimplifiedLayerNormalization, OpenVINO RMS.

@@ -1,4 +1,4 @@
-"""Positions of a decoder's tokens, which the decode loop counts from 0 for each row: how a model receives them.
+"""Give a model the positions of its tokens, which the decode loop counts from 0 for each row.
 
 Most models take `position_ids`, which start at 0, or after a padding row (`first_position`). Others take none, and add
 as many rows of a table as the text has tokens. Knows modules by the names of their position tables; knows no
@@ -69,7 +69,7 @@ def looked_up(model: PreTrainedModel, rows: Mapping[str, int], position_ids: tor
 
 
 def _first_row(table: Any, output: Any) -> int | None:
-    """Return the row of `table` from which on the output has its rows; None if it has others."""
+    """Return the index of the first of the consecutive rows of `table` that `output` has; None if it has others."""
     if not isinstance(table, torch.Tensor) or not isinstance(output, torch.Tensor):
         return None
     if table.shape[-1] != output.shape[-1]:

@@ -34,7 +34,7 @@ class Rows:
     def feeds(self, names: Sequence[str], lengths: Sequence[int], seed: int = 0) -> dict[str, np.ndarray]:
         """Return a batch of random rows of `lengths` tokens, padded on the right: int64, (rows, longest).
 
-        A row is the same in whatever batch. Inputs that the tokeniser does not make are positions, (rows, n).
+        A row does not depend on the others. Inputs that the tokeniser does not make are positions, (rows, n).
         """
         generators = [np.random.default_rng([seed, row]) for row in range(len(lengths))]
         rows = [self._row(length, generator) for length, generator in zip(lengths, generators, strict=True)]

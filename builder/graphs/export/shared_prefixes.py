@@ -1,4 +1,4 @@
-"""Compute what rows of a decoder begin with in common once: a token's state depends only on the tokens up to it.
+"""Compute the common prefixes of a decoder's rows once: a token's state depends only on the tokens up to it.
 
 Everything but attention is computed for a list of tokens, each once and none of the padding. Attention still reads
 whole rows, so its operator is the same as without. Knows tensors and modules; knows no architecture and no task.

@@ -121,7 +121,7 @@ def run_all_experts(graph: Graph, folder: Path) -> Graph:
 
 
 class _Latest:
-    """Matrix that was made last. Its rows are read in pieces, one matrix after the other."""
+    """Cache of the last matrix, whose rows are read in pieces: one matrix after the other."""
 
     def __init__(self) -> None:
         self.name, self.values = "", np.zeros(0)

@@ -1,8 +1,8 @@
-"""A decoder with a draft, whose guesses it verifies while it serves: a smaller decoder with the same tokens, or layers.
+"""Build a decoder with a draft: a smaller decoder of the same vocabulary, or layers, whose proposals it verifies.
 
-A decoder goes through the stages of any, after its target, in the same precision and for the same engine. Layers read
-hidden states of the target, which are an output of its graph (hidden_states.py). The files of either are in a folder of
-the target's version. See builder/runtime/generation/speculation.py.
+A draft that is a decoder goes through the usual stages after its target, in the same precision and for the same engine.
+Layers read hidden states of the target, which are an output of its graph (hidden_states.py). The files of either are in
+a folder of the target's version. See builder/runtime/generation/speculation.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Build a draft that reads hidden states of its target: the same steps as a decoder's, on the target's samples.
 
 It is compared with PyTorch at every token of the samples, given PyTorch's hidden states of the target. Its precision is
-the target's. A wrong guess costs time and changes no text, so nothing that it loses by rounding is refused.
+the target's. A rejected proposal costs time and changes no text, so loss by rounding is not refused.
 """
 
 from __future__ import annotations
