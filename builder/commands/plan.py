@@ -14,7 +14,7 @@ from builder.commands import count, output, screen
 from builder.common.files import write_output
 from builder.engines.gpu import HEADROOM
 from builder.options import load_specs
-from builder.serving.plan.lines import ModelPlan, megabytes
+from builder.serving.plan.lines import ModelPlan, PlanLine, megabytes
 from builder.serving.plan.pods import Pod, PodSize, divide_models, pods_needed
 
 
@@ -55,12 +55,12 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps({"models": [asdict(one) for one in plans], "machine": asdict(machine)}, indent=1))
     else:
         for one in plans:
-            output.print(_table(one.name, one.lines))
+            output.print(lines_table(one.name, one.lines))
             for note in one.notes:
                 output.print(f"  {note}")
             settings = ", ".join(f"{key}: {value}" for key, value in one.settings.items())
             output.print(f"  models.yaml: {settings}")
-        output.print(_table("all models", machine.lines))
+        output.print(lines_table("all models", machine.lines))
         if options.pods > 1:
             first = next(spec for spec in specs if spec.load is not None)
             shm = first.machine.shm_mb
@@ -105,11 +105,10 @@ def _pods_table(title: str, pods: Sequence[Pod]) -> Table:
     return table
 
 
-def _table(title: str, lines: tuple) -> Table:
-    table = Table(title=title, title_justify="left")
-    table.add_column("quantity", no_wrap=True)
-    table.add_column("from")
-    table.add_column("result", justify="right", no_wrap=True)
+def lines_table(title: str, lines: Sequence[PlanLine]) -> Table:
+    """Return the arithmetic of a plan as a table."""
+    table = Table("quantity", "from", title=title, title_justify="left")
+    table.add_column("result", justify="right")
     for line in lines:
         table.add_row(line.quantity, line.formula, line.result)
     return table

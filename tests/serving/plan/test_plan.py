@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import yaml
+from rich.console import Console
 
+from builder.commands.plan import lines_table
 from builder.common.errors import SpecError
 from builder.common.memory import bias_bytes, cache_bytes
 from builder.common.releases import NEWEST
@@ -274,6 +277,17 @@ def test_plan_counts_what_prompts_convert_of_an_int8_cache() -> None:
     assert narrow.memory == PROCESS + DECODER.weights + cache + converted
     long = replace(DECODER, cache="int8", length=1 << 17)
     assert _lines(_decoder(load, long))["keys and values in fp32"] == "336 MB", "prompts that need more convert nothing"
+
+
+def test_plan_shows_formulas_in_80_columns() -> None:
+    """Regression: beside the longest results of an encoder no column was left for the formulas."""
+    (line,) = (line for line in _encoder({}).lines if line.quantity == "texts that arrive during a batch")
+    terminal = Console(width=80, file=io.StringIO())
+    terminal.print(lines_table("minilm", [line]))
+    assert isinstance(terminal.file, io.StringIO)
+    cells = [row.split("│")[1:-1] for row in terminal.file.getvalue().splitlines() if row.startswith("│")]
+    shown = [" ".join(cell.strip() for cell in column).strip() for column in zip(*cells, strict=True)]
+    assert shown == [line.quantity, line.formula, line.result]
 
 
 def test_plan_leaves_memory_beside_the_most_slots() -> None:
