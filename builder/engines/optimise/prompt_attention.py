@@ -25,6 +25,7 @@ OPSET = 24  # the first with TensorScatter
 MIN_NEW_TOKENS = 32  # tokens a row of a call: more than the steps of a decode loop have, guessed ones included
 IS_LONG = "attends_in_fp32"
 ONE, ZERO_POINT = "cache_one", "cache_zero_point"  # the scale and the zero point of codes
+START, POSITIONS = "cache_start", "cache_positions"  # the first position, and the axis of positions
 QUERY, KEY, VALUE, PAST_KEY, PAST_VALUE, LENGTHS = range(6)  # places among the operator's inputs
 QUANTISATION = ("k_quant_type", "v_quant_type", "kv_cache_bit_width")
 
@@ -38,6 +39,8 @@ def attend_prompts_in_fp32(model: onnx.ModelProto) -> None:
     graph = model.graph
     add_constant(graph, ONE, np.ones((), np.float32))
     add_constant(graph, ZERO_POINT, np.zeros((), np.int8))
+    add_constant(graph, START, np.zeros(1, np.int32))  # int32 as the total length, to slice the cache
+    add_constant(graph, POSITIONS, np.full(1, 2, np.int32))
     tensors = {tensor.name: tensor for tensor in graph.initializer}
     widest = max(tensors[node.input[-1]].dims[0] for node in graph.node if _reads_codes(node))
     nodes = [_by_length(graph, node, tensors) if _reads_codes(node) else node for node in graph.node]
@@ -112,7 +115,6 @@ def _in_fp32(graph: onnx.GraphProto, node: onnx.NodeProto, tensors: Mapping[str,
     nodes += [
         constant(f"{inner}one", 1),
         constant(f"{inner}zero", [0]),
-        constant(f"{inner}positions", [2]),
         constant(f"{inner}by_head", [0, 0, heads, -1]),
         helper.make_node("Cast", [node.input[LENGTHS]], [f"{inner}last"], to=TensorProto.INT64),
         helper.make_node("Add", [f"{inner}last", f"{inner}one"], [f"{inner}lengths"]),
@@ -141,7 +143,7 @@ def _written(inner: str, kind: str, new: str, past: str, present: str) -> list[o
         helper.make_node("QuantizeLinear", [steps, ONE, ZERO_POINT], [codes]),
         helper.make_node("Reshape", [codes, f"{inner}by_head"], [by_head]),
         helper.make_node("Transpose", [by_head], [ordered], perm=[0, 2, 1, 3]),
-        helper.make_node("Slice", [past, f"{inner}zero", f"{IS_LONG}.total", f"{inner}positions"], [before]),
+        helper.make_node("Slice", [past, START, "total_sequence_length", POSITIONS], [before]),
         helper.make_node("TensorScatter", [past, ordered, f"{inner}starts"], [present], axis=2),
         helper.make_node("Cast", [codes], [f"{side}.new"], to=TensorProto.FLOAT),
         helper.make_node("Cast", [before], [f"{side}.past"], to=TensorProto.FLOAT),
