@@ -180,7 +180,7 @@ def test_dense_module_without_an_activation_uses_tanh(tmp_path: Path) -> None:
     torch.testing.assert_close(pooled, torch.tanh(features[:, 0]))
 
 
-def test_layer_norm_between_dense_and_normalize_equals_sentence_transformers(copy: Path) -> None:
+def test_layer_norm_after_dense_equals_sentence_transformers(copy: Path) -> None:
     torch.manual_seed(0)
     modules = [Transformer(str(copy)), Pooling(32, "mean"), DenseModule(32, 8), LayerNorm(8), NormalizeModule()]
     torch.nn.init.normal_(modules[3].norm.weight)

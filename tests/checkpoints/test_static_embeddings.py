@@ -130,7 +130,7 @@ def test_checkpoint_of_model2vec_without_modules_is_the_same(tmp_path: Path) -> 
         assert answers[0] == answers[1]
 
 
-def test_table_without_unknown_tokens_equals_sentence_transformers_on_model2vec(tmp_path: Path) -> None:
+def test_table_without_unknown_tokens_equals_sentence_transformers(tmp_path: Path) -> None:
     checkpoint = make_model2vec(tmp_path / "plain", "plain")
     resolved = resolve(make_spec(model=str(checkpoint)))
     expected = SentenceTransformer(str(checkpoint), device="cpu").encode(TEXTS[0])

@@ -350,7 +350,7 @@ def test_code_of_a_checkpoint_is_not_run(folder: Path, tmp_path: Path) -> None:
     assert "code of the checkpoint (modeling_evil.Evil), which is not run" in remark
 
 
-def test_type_that_only_code_of_a_checkpoint_defines_is_refused_by_that_code(folder: Path) -> None:
+def test_type_that_only_a_checkpoints_code_defines_is_refused(folder: Path) -> None:
     """NV-Embed is saved so: transformers has no class of its type, nor of the types within."""
     code = {"AutoConfig": "configuration_nvembed.NVEmbedConfig", "AutoModel": "modeling_nvembed.NVEmbedModel"}
     _edit(folder / "config.json", model_type="nvembed", architectures=["NVEmbedModel"], auto_map=code)

@@ -170,7 +170,7 @@ def test_servers_of_other_engines_mount_different_repositories() -> None:
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_server_of_whole_checkpoints_has_the_hub_token_and_a_persistent_cache(name: str) -> None:
+def test_server_of_whole_checkpoints_has_hub_token_and_kept_cache(name: str) -> None:
     service = SERVICES[name]
     assert service["environment"]["HF_TOKEN"] == "${HF_TOKEN:-}"
     assert "huggingface:/root/.cache/huggingface" in service["volumes"]

@@ -66,7 +66,7 @@ def test_check_reads_no_graph_of_an_engine_that_is_not_installed(openvino_model:
 
 
 @pytest.mark.usefixtures("_without_openvino")
-def test_serving_a_model_of_an_engine_that_is_not_installed_names_the_extra(openvino_model: Path) -> None:
+def test_serving_a_model_names_the_extra_of_a_missing_engine(openvino_model: Path) -> None:
     with pytest.raises(ServeError, match=r"model: OpenVINO is not installed: .*\[openvino\]"):
         refuse_repository(openvino_model, BACKENDS, strict=True)
 

@@ -242,7 +242,7 @@ def test_page_attention_refuses_every_unsupported_layer_by_name(model_type: str,
         paged(model_type, tmp_path)
 
 
-def test_openvino_plans_states_beside_blocks_and_refuses_models_without_keys() -> None:
+def test_openvino_plans_states_and_refuses_models_without_keys() -> None:
     layers = [LayerShape(0, 0, [[2, 32], [4, 8, 8]]), LayerShape(2, 8)]
     spec = make_spec(model="model", engine="openvino", slots=4)
     engine, states = engine_of(spec), 4 * 4 * (3 * 32 + 4 * 8 * 8)

@@ -65,7 +65,7 @@ def _same(front: Path) -> set[str]:
     return {page for page in pages if (front / "1" / page).read_bytes() == (front / "2" / page).read_bytes()}
 
 
-def test_memory_of_the_largest_call_follows_the_token_budget_down_to_one_text(repository: Path) -> None:
+def test_memory_of_the_largest_call_follows_the_token_budget_to_one_text(repository: Path) -> None:
     first = repository / "front" / "1"
     budget, length = read_settings(first)["serving.token_budget"], load_encoder(first).max_length
     for changed, tokens in ((2 * budget, 2 * budget), (length // 2, length)):

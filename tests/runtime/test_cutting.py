@@ -147,7 +147,7 @@ def test_documents_of_a_query_are_one_call_where_beginnings_are_shared() -> None
     assert [sorted(call) for call in _cut_sharing(rows, SHARING)] == [list(range(20))]
 
 
-def test_documents_of_two_queries_are_cut_by_query_where_both_exceed_the_budget() -> None:
+def test_documents_of_two_queries_over_the_budget_are_cut_by_query() -> None:
     both = zip(_ranked(20, 75, (55, 56), seed=0), _ranked(20, 75, (55, 56), seed=1), strict=True)
     rows = [row for pair in both for row in pair]
     assert sorted(sorted(call) for call in _cut_sharing(rows, SHARING)) == [[*range(0, 40, 2)], [*range(1, 40, 2)]]

@@ -54,6 +54,7 @@ class Task:
 
     offsets = False  # True if the answer needs the places of tokens in texts or words, which cost tokenisation time
     split_words = False  # True if a text is a list of words already
+    takes_windows = False  # True if a request may ask to have a long text read in windows
     strategy = "longest_first"  # the side that `truncate` cuts, as in the reference pipeline
 
     def __init__(self, serving: EncoderServing, text: TextEncoder, folder: Path) -> None:
@@ -116,7 +117,16 @@ class Task:
     @property
     def too_long(self) -> str:
         """Return what a client can do about a text that is too long."""
-        return "shorten the text, or send truncate=true to have it cut"
+        windows = ", or windows=true to have all of it read in windows" if self.takes_windows else ""
+        return f"shorten the text, or send truncate=true to have it cut{windows}"
+
+    def named_prompt(self, tensors: Tensors) -> str:
+        """Return the checkpoint's prompt that a request names, or the default; empty for none. Raises InputError."""
+        prompts: Mapping[str, str] = self.parameters["prompts"]
+        name = option(tensors, "prompt_name", self.parameters["default_prompt"]) if prompts else None
+        if name is not None and name not in prompts:
+            raise InputError(f"prompt_name is {name!r}; this model has {', '.join(sorted(prompts))}")
+        return prompts[name] if name is not None else ""
 
     def wants_truncation(self, tensors: Tensors) -> bool:
         return bool(option(tensors, "truncate", self.truncate))

@@ -33,7 +33,7 @@ class Window(task.Row):
 
 
 class Task(task.Task):
-    offsets = split_words = True
+    offsets = split_words = takes_windows = True
 
     @staticmethod
     def inputs(parameters: Mapping[str, Any]) -> tuple[Field, ...]:
@@ -101,10 +101,6 @@ class Task(task.Task):
         texts = [self._words(job, source, part) for part in parts]
         cut = not job.options["windows"]
         return [self._window(job, source, one, part, cut) for one, part in zip(self.text(texts), parts)]
-
-    @property
-    def too_long(self) -> str:
-        return f"{super().too_long}, or windows=true to have all of it read in windows"
 
     def _end_of_window(self, source: int, around: int, places: Sequence[int], start: int) -> int:
         """Return the word before which a window from the word `start` on has to end. Raises InputError for none.

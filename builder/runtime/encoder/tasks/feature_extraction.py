@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 from tokenizers import Encoding
 
-from ...fields import Field, InputError, Tensors, any_text, choice, count, one_each, option
+from ...fields import Field, InputError, Tensors, any_text, choice, count, one_each
 from .. import task
 from ..late_chunks import chunks_of, joined
 from ..windows import frame, split
@@ -69,16 +69,12 @@ class Task(task.Task):
 
     def _prompt(self, tensors: Tensors) -> str:
         """Return the text before each text: the request's own, by its name, or the checkpoint's default."""
-        prompts: Mapping[str, str] = self.parameters["prompts"]
         prompt = any_text(tensors, "prompt")
         if prompt is not None:
             if "prompt_name" in tensors:
                 raise InputError("prompt and prompt_name both say what comes before a text; send one of them")
             return prompt
-        name = option(tensors, "prompt_name", self.parameters["default_prompt"]) if prompts else None
-        if name is not None and name not in prompts:
-            raise InputError(f"prompt_name is {name!r}; this model has {', '.join(sorted(prompts))}")
-        return prompts[name] if name is not None else ""
+        return self.named_prompt(tensors)
 
     def _pooled_options(self, tensors: Tensors) -> dict[str, Any]:
         size, overlap = self.parameters["size"], self.max_length // 8

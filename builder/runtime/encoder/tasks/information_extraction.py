@@ -36,7 +36,7 @@ class WordRow(task.Row):
 
 
 class Task(task.Task):
-    offsets = split_words = True
+    offsets = split_words = takes_windows = True
 
     def __init__(self, serving: EncoderServing, text: TextEncoder, folder: Path) -> None:
         super().__init__(serving, text, folder)
@@ -116,10 +116,6 @@ class Task(task.Task):
         texts = [self._words(job, source, part) for part in parts]
         cut = not job.options["windows"]
         return [self._row(job, source, one, part, cut) for one, part in zip(self.text(texts), parts)]
-
-    @property
-    def too_long(self) -> str:
-        return f"{super().too_long}, or windows=true to have all of it read in windows"
 
     def _end_of_window(self, source: int, places: Sequence[int], start: int) -> int:
         """Return the word before which a window has to end. Raises InputError for one without a word."""

@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 from tokenizers import Encoding
 
-from ...fields import Field, InputError, Tensors, any_text, choice, one_each, option, strings
+from ...fields import Field, InputError, Tensors, any_text, choice, one_each, strings
 from .. import task
 from ..pair_texts import common_end, render_pair
 from ..scores import FUNCTIONS
@@ -59,15 +59,12 @@ class Task(task.Task):
         """Return the request's own instruction, that of a prompt by its name, or the checkpoint's default."""
         if not (self.parameters.get("template") or {}).get("instructed"):
             return ""
-        instruction, prompts = any_text(tensors, "instruction"), self.parameters["prompts"]
+        instruction = any_text(tensors, "instruction")
         if instruction is not None:
             if "prompt_name" in tensors:
                 raise InputError("instruction and prompt_name both say what is asked; send one of them")
             return instruction
-        name = option(tensors, "prompt_name", self.parameters["default_prompt"]) if prompts else None
-        if name is not None and name not in prompts:
-            raise InputError(f"prompt_name is {name!r}; this model has {', '.join(sorted(prompts))}")
-        return prompts[name] if name is not None else ""
+        return self.named_prompt(tensors)
 
     def _text(self, query: str, document: str, instruction: str) -> Text:
         template = self.parameters.get("template")

@@ -32,7 +32,7 @@ Entity = dict[str, Any]
 
 
 class Task(task.Task):
-    offsets = True
+    offsets = takes_windows = True
 
     def __init__(self, serving: EncoderServing, text: TextEncoder, folder: Path) -> None:
         super().__init__(serving, text, folder)
@@ -82,10 +82,6 @@ class Task(task.Task):
         size = self.max_length - len(encoding) + last - first
         windows = split(encoding, 0, size, size // SHARED)
         return [task.Row(cast(Encoding, window), source) for window in windows]
-
-    @property
-    def too_long(self) -> str:
-        return f"{super().too_long}, or windows=true to have all of it read in windows"
 
     def answer(
         self, job: task.EncodingJob, rows: Sequence[task.Row], outputs: Sequence[task.Outputs]
