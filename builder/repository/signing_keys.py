@@ -51,7 +51,7 @@ def signing_configuration(signer: Signer) -> Any:
         )
     except (OSError, TypeError, ValueError, AttributeError) as error:
         raise SpecError(
-            f"{signer.key} cannot sign: {first_line(error)}. Expected a private key of the curve P-256, P-384 or "
+            f"{signer.key} cannot sign: {_reason(error)}. Expected a private key of the curve P-256, P-384 or "
             "P-521 as PEM without a password, and with --certificate the one that belongs to it"
         ) from error
 
@@ -66,9 +66,16 @@ def verifying_configuration(trusted: Path) -> Any:
         return configuration.use_elliptic_key_verifier(public_key=trusted)
     except (OSError, TypeError, ValueError, AttributeError) as error:
         raise SpecError(
-            f"{trusted} cannot verify: {first_line(error)}. Expected a public key of the curve P-256, P-384 or P-521, "
+            f"{trusted} cannot verify: {_reason(error)}. Expected a public key of the curve P-256, P-384 or P-521, "
             "or certificates, as PEM"
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    """Return why a key is refused; model-signing reads the curve of keys that may have none."""
+    if isinstance(error, AttributeError):
+        return "it is not the key of an elliptic curve with a name"
+    return first_line(error)
 
 
 def _all_files(package: Any) -> Any:

@@ -427,6 +427,10 @@ def test_sign_and_verify_refuse_unusable_keys(repository: Path, keys: tuple[Path
     for key in (locked, other, public, tmp_path / "absent.pem"):
         with pytest.raises(SpecError, match=rf"{key.name} cannot sign: .* Expected a private key of the curve P-256"):
             sign(repository, Signer(key))
+    with pytest.raises(
+        SpecError, match=r"ed25519\.pem cannot sign: it is not the key of an elliptic curve with a name"
+    ):
+        sign(repository, Signer(other))
     for key in (private, tmp_path / "absent.pem"):
         with pytest.raises(SpecError, match=rf"{key.name} cannot verify: .* Expected a public key"):
             unsigned(repository, key)
