@@ -35,7 +35,6 @@ NAMING = {  # modules outside the engines that may name one, with the reason
     "repository/lint/rules/plans.py": "what `compile` writes about a plan, in build.json",
     "commands/compile.py": "the same",
     "runtime/recipe/compile.py": "the same",
-    "repository/report/record.py": "a build.json that was written before it named the engine",
     "runtime/contract.py": "a serving.json that was written before it named the engine",
 }
 
