@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,17 @@ import numpy as np
 from ...contract import GenerationServing, Session
 from ...open_vino import ConversionExtension, openvino
 from ...openvino_experts import expert_extensions
-from .base import HIDDEN_STATES, Geometry
+from .base import HIDDEN_STATES, CallPart, Geometry
 from .openvino_graph import BLOCK, DOMAIN, STATE_TABLE, TABLES
 from .openvino_states import state_extensions
 from .paged import OPERATOR, Paged, PagedRows
 
 ops = openvino.opset13
 
+# Guessed tokens are attended to as rows of one token: OpenVINO's attention for prompts prepares all keys of a row in
+# every call, which with many rows takes up to three times as long (docs/benchmarks/generation.md). In a call of few
+# rows it is faster from 5 tokens on, in any call from 9 on.
+FEW_ROWS, MAX_SPLIT_TOKENS_OF_FEW, MAX_SPLIT_TOKENS = 2, 4, 8
 # Tokens after which a state would be copied to another row of its table: more than any text has.
 NO_INTERVAL = 2**30
 
@@ -75,6 +80,10 @@ class OpenVinoExecutor(Paged):
     def hidden_states(self, slot: int, start: int, end: int) -> np.ndarray:
         return self.kept[_places(self.blocks.block_tables[slot], start, end)][None]
 
+    def _rows(self, parts: "Sequence[CallPart]") -> PagedRows:
+        rows = super()._rows(parts)
+        return rows if self.has_states else split_short_rows(rows)
+
     def _clear_states(self, rows: PagedRows) -> None:
         """Clear the states of rows that start empty."""
         empty = [slot for slot, past in zip(rows.slots, rows.past) if not past]
@@ -85,6 +94,24 @@ class OpenVinoExecutor(Paged):
     def _copy_block(self, source: int, target: int) -> None:
         for cache in (*self.caches, self.kept):
             cache[target] = cache[source]
+
+
+def split_short_rows(rows: PagedRows) -> PagedRows:
+    """Return `rows` with a row for each token of those with few new ones, such as guessed tokens.
+
+    OpenVINO writes the keys and values of a call before it attends, so that each token finds those before it
+    (executor_pa.cpp).
+    """
+    longest = MAX_SPLIT_TOKENS_OF_FEW if len(rows.new) <= FEW_ROWS else MAX_SPLIT_TOKENS
+    past, new, tables, slots = [], [], [], []
+    for before, count, table, slot in zip(rows.past, rows.new, rows.tables, rows.slots):
+        size = 1 if count <= longest else count
+        for start in range(before, before + count, size):
+            past.append(start)
+            new.append(size)
+            tables.append(table[: -(-(start + size) // BLOCK)])
+            slots.append(slot)
+    return replace(rows, past=past, new=new, tables=tables, slots=slots)
 
 
 def _places(table: "Sequence[int]", start: int, end: int) -> "tuple[np.ndarray, np.ndarray]":
