@@ -67,6 +67,9 @@ TOKEN_BY_TOKEN = RunOrder(ROWS, None, None)
 # cache differently from a prompt, is wrong in each of these steps, whose rows have unequal lengths; an error of a row
 # alone shows in its text. A graph in lower precision is measured as it generates: token by token.
 EXACT = RunOrder(rows=40, steps=12, alone=1)
+# Over an int8 cache, calls of many tokens compute attention in another way (builder/engines/optimise/
+# prompt_attention.py): most tokens of the longer rows are one call.
+INT8_CACHE = RunOrder(ROWS, EXACT.steps, None)
 
 
 @dataclass(frozen=True)

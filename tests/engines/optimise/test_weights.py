@@ -17,11 +17,13 @@ from builder.building.pipeline import build
 from builder.building.verify.generation import DecoderReference, geometry_of, largest_values, make_reference, measure
 from builder.common.errors import SpecError, VerificationError
 from builder.engines.decoding import opened
+from builder.engines.optimise import prompt_attention
 from builder.engines.optimise.cache_precision import quantise_cache
 from builder.engines.optimise.fusion import fuse
 from builder.engines.optimise.weights import quantise_weights
 from builder.graphs.export.decoder import export_decoder
 from builder.graphs.onnx.graph import Graph, check_release, operator_needs, save_graph
+from builder.graphs.onnx.nodes import add_constant
 from builder.options import WeightOptions, make_spec
 from builder.runtime.contract import LayerShape, Session
 from builder.runtime.generation.executors.onnxruntime import InProcess
@@ -148,6 +150,21 @@ def test_weights_pass_the_quality_gate_and_auto_selects(tmp_path: Path) -> None:
     assert {measured.name for measured in report.variants if measured.quality is None} == _slower(report.choice)
     assert report.memory is not None
     assert report.memory["cache"] == 2 * 2 * 2 * 8 * 4 * 2 * 256
+
+
+def test_build_refuses_an_int8_cache_that_prompts_read_wrongly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: no call of the verification had the tokens from which on attention to codes is computed in fp32."""
+
+    def wrong_scales(graph: onnx.GraphProto, name: str, values: np.ndarray) -> None:
+        add_constant(graph, name, -values if name.endswith("of_values.repeated") else values)
+
+    checkpoint = str(make_decoder_checkpoint(tmp_path / "checkpoint", "llama"))
+    spec = make_spec(model=checkpoint, name="m", output=tmp_path / "out", slots=2, cache="int8", quality=0.9)
+    with monkeypatch.context() as patch:
+        patch.setattr(prompt_attention, "add_constant", wrong_scales)
+        with pytest.raises(VerificationError, match="fp32, int8 cache has a next-token agreement of 0"):
+            build(spec)
+    assert build(spec).chosen == "fp32, int8 cache"
 
 
 def _slower(choice: str) -> set[str]:

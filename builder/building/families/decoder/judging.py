@@ -11,6 +11,7 @@ from builder.building.families.decoder.outputs import FusedDecoder, PyTorchDecod
 from builder.building.variants import timing
 from builder.building.verify.generation import (
     EXACT,
+    INT8_CACHE,
     TOKEN_BY_TOKEN,
     DecoderAgreement,
     geometry_of,
@@ -64,7 +65,7 @@ class DecoderJudge:
         self, measured: MeasuredVariant, lowered: Lowered, executors: Executors | None = None
     ) -> tuple[MeasuredVariant, DecoderAgreement]:
         """Return `measured` with its agreement with PyTorch's answers."""
-        order = EXACT if lowered == self.fused.exact else TOKEN_BY_TOKEN
+        order = EXACT if lowered == self.fused.exact else INT8_CACHE if lowered.cache == "int8" else TOKEN_BY_TOKEN
         if lowered.graph.size >= LARGE:  # its cache for many rows is large too
             order = replace(order, rows=TOKEN_BY_TOKEN.rows)
         executors = executors or opened(lowered.judged, self.engine.spec.build_threads)
