@@ -107,7 +107,8 @@ class Serving(Options):
     call_cost: int = Field(16, ge=0)
     """Fixed cost of one engine call, expressed in tokens; the cutter weighs padding against it."""
     prefill_tokens: int | None = Field(None, ge=1)
-    """Most prompt tokens processed between two decode steps. More: a new request starts sooner.
+    """Most prompt tokens processed between two decode steps; over a cache in blocks, decoded tokens count as well, and
+    prompts have at least half. More: a new request starts sooner.
     Less: running streams are delayed less. Default: 256, and 1,024 on a GPU."""
     prefix_cache: bool = True
     """Let prompts with the same beginning reuse the keys and values of that beginning."""
