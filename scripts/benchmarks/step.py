@@ -2,8 +2,9 @@
 
 Real shapes, random weights, in this process, without Triton. Each side is a process of its own: an engine's threads
 would slow another's. `step` is the executor's call, `tokens` one that runs tokens ahead, `pieces` one of a piece of a
-prompt; `loop` is what the decode loop adds to a step; `operators` is the engine's own profile, which slows a step: read
-it as shares. The limit is the bytes that a step reads over the bandwidth that the same process measured.
+prompt; `rows`, on OpenVINO, one of rows with guesses, whose tokens run as rows of one token and as prompts; `loop` is
+what the decode loop adds to a step; `operators` is the engine's own profile, which slows a step: read it as shares. The
+limit is the bytes that a step reads over the bandwidth that the same process measured.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from builder.building.verify.emitted import generate
 from builder.building.verify.generation import geometry_of
 from builder.checkpoints.libraries import quiet_libraries
 from builder.common.machine import available_cores
+from builder.common.replaced import replaced
 from builder.engines.onnxruntime import SLOW_FUSIONS
 from builder.engines.openvino import decoder_properties
 from builder.engines.openvino.lowering import page_attention
@@ -49,8 +51,10 @@ from scripts.benchmarks.machine_limits import read_bandwidth
 
 SIDES = "int8,int8-weights,int8-weights@128,openvino:int8,openvino:int8-weights@128"
 CONTEXT, ANSWER, STEPS, MAX_LENGTH = 128, 64, 40, 512
+ROWS_CONTEXT = 448  # of rows with guesses: longer, because what they cost as prompts grows with it
 COUNTS = (2, 4, 8, 16)  # tokens of one row in a step with guesses
 PIECES = (64, 72, 128, 136, 192, 200, 256, 264)  # tokens of a prompt: whole tiles of OpenVINO's products, and some more
+ROWS = ((8, 1), (8, 2), (8, 4), (16, 1), (16, 2), (16, 4))  # rows with guesses in a step, and tokens of each
 LOOKUPS = ("Gather", "GatherBlockQuantized")  # read some rows of a table
 Profile = Callable[[], list[tuple[str, float]]]  # milliseconds a step by operator, the slowest first
 
@@ -103,6 +107,7 @@ def measure(side: Side) -> dict[str, Any]:
         "step_ms": _step_ms(executor),
         "tokens_ms": {str(count): _step_ms(executor, count, np.arange(count)) for count in COUNTS},
         "pieces_ms": {str(count): _step_ms(executor, count) for count in PIECES},
+        "rows_ms": _rows_ms(executor) if side.is_openvino else {},
         "loop_ms": _loop_ms(executor),
         "operators": profile(),
     }
@@ -131,7 +136,8 @@ def _side(kind: str, exported: DecoderExport, vocabulary: int, folder: Path) -> 
     cache: CacheType = "uint8" if engine else "float32"
     graph = (page_attention if engine else fuse)(exported.graph, folder)
     graph = quantise_weights(graph, precision, WeightOptions(int(block or 32), symmetric=True), folder).graph
-    return Side(kind, graph, geometry_of(exported.caches, 1, MAX_LENGTH, vocabulary, cache))
+    slots = max(rows for rows, _ in ROWS) if engine else 1
+    return Side(kind, graph, geometry_of(exported.caches, slots, MAX_LENGTH, vocabulary, cache))
 
 
 def _onnxruntime(side: Side) -> tuple[Executor, Profile]:
@@ -189,6 +195,26 @@ def _step_ms(executor: Executor, count: int = 1, logits_positions: np.ndarray | 
         executor.run(0, np.arange(5 + index, 5 + index + count)[None], np.array([CONTEXT]), logits_positions)
         times.append(time.perf_counter() - start)
     return 1000 * median(times)
+
+
+def _rows_ms(executor: Executor) -> dict[str, list[float]]:
+    """Return the median times of steps of `ROWS` after `ROWS_CONTEXT`: split into rows of one token, and not split."""
+    from builder.runtime.generation.executors import openvino as executors  # which imports OpenVINO
+
+    for slot in range(executor.geometry.slots):
+        executor.run(slot, np.arange(5 + slot, 5 + slot + ROWS_CONTEXT)[None], np.zeros(1, np.int64))
+    times: dict[str, list[float]] = {}
+    for rows, new in ROWS:
+        tokens, lengths = np.arange(5, 5 + rows * new).reshape(rows, new), np.full(rows, ROWS_CONTEXT)
+        for split in (executors.split_short_rows, lambda rows: rows):
+            spent = []
+            with replaced((executors, "split_short_rows", split)):
+                for _ in range(STEPS):
+                    start = time.perf_counter()
+                    executor.run(0, tokens, lengths, np.arange(rows * new))
+                    spent.append(time.perf_counter() - start)
+            times.setdefault(f"{rows} x {new}", []).append(1000 * median(spent))
+    return times
 
 
 def _loop_ms(executor: Executor) -> float:

@@ -82,6 +82,10 @@ def steps() -> str:
     )
     for name, sides in figures["models"].items():
         parts.append(f"{name}\n\n{table(heads, (_step(kind, side) for kind, side in sides.items()))}")
+        rows = sides["openvino:int8"]["rows_ms"]
+        cells = ((case, *(f"{ms:.1f}" for ms in both)) for case, both in rows.items())
+        heads_of_rows = ("rows x tokens after 448, OpenVINO int8", "as rows of one token, ms", "as prompts, ms")
+        parts.append(table(heads_of_rows, cells))
     return "\n\n".join(parts)
 
 
