@@ -265,11 +265,8 @@ class Scheduler:
         return True
 
     def _prefill(self) -> Iterator[Sequence[Call]]:
-        for group in join_prefills(
-            self.cache,
-            self._prompt_chunks(self.limits.prefill_tokens),
-            self.limits.prefill_tokens if self.joins_prefills else 0,
-        ):
+        limit = self.limits.prefill_tokens
+        for group in join_prefills(self.cache, self._prompt_chunks(limit), limit if self.joins_prefills else 0):
             yield [prefill_call(self.cache, sequence, tokens) for sequence, tokens in group]
 
     def _prompt_chunks(self, budget: int) -> list[PromptChunk]:
@@ -283,18 +280,20 @@ class Scheduler:
             chunks.append((sequence, tokens))
         return chunks
 
-    def _prompt_budget(self, decoded: int) -> int:
-        """Return how many tokens of prompts a call takes that decodes `decoded` tokens as well.
+    def _prompt_chunks_beside(self, decoded: int) -> list[PromptChunk]:
+        """Return the chunks of prompts for a call that decodes `decoded` tokens as well.
 
         Both are within the limit of a step, of which prompts have at least half. Few tokens beyond the last full tile
         wait for the next step: with that step's tokens they cost less than in a tile of their own.
         """
         limit = self.limits.prefill_tokens
-        budget = max(limit - decoded, -(-limit // 2))
-        waiting = sum(len(tokens) for _, tokens in self._prompt_chunks(budget))
+        chunks = self._prompt_chunks(max(limit - decoded, -(-limit // 2)))
+        waiting = sum(len(tokens) for _, tokens in chunks)
         beyond = (decoded + waiting) % self.tile_tokens
         is_small = 2 * beyond <= min(self.tile_tokens, waiting)
-        return waiting - beyond if is_small and decoded + waiting > self.tile_tokens else budget
+        if beyond and is_small and decoded + waiting > self.tile_tokens:
+            return self._prompt_chunks(waiting - beyond)
+        return chunks
 
     def _decode(self) -> Iterator[Call]:
         """Yield the call that decodes every sequence and beam, or a speculative one if a single sequence runs."""
@@ -314,7 +313,7 @@ class Scheduler:
         """
         while True:
             sequences = self._active(SequenceStatus.DECODING)
-            chunks = self._prompt_chunks(self._prompt_budget(sum(sequence.width for sequence in sequences)))
+            chunks = self._prompt_chunks_beside(sum(sequence.width for sequence in sequences))
             if self.cache.evict_for(pending_writes(self.cache, sequences, chunks)):
                 break
             self._preempt()
