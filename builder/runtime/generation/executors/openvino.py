@@ -103,6 +103,8 @@ def split_short_rows(rows: PagedRows) -> PagedRows:
     (executor_pa.cpp).
     """
     longest = MAX_SPLIT_TOKENS_OF_FEW if len(rows.new) <= FEW_ROWS else MAX_SPLIT_TOKENS
+    if not any(1 < count <= longest for count in rows.new):
+        return rows  # an ordinary step copies no tables
     past, new, tables, slots = [], [], [], []
     for before, count, table, slot in zip(rows.past, rows.new, rows.tables, rows.slots):
         size = 1 if count <= longest else count
